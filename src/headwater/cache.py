@@ -1,0 +1,46 @@
+"""Where fetched things are kept between runs, and how they get there whole.
+
+Server binaries, jars and the Java shim live in the user's cache directory, never in the checkout or the package. Knows
+nothing of what it keeps.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+
+def cache_directory() -> Path:
+    """`$XDG_CACHE_HOME/headwater`, by default `~/.cache/headwater`."""
+    configured = os.environ.get("XDG_CACHE_HOME", "")
+    # The XDG specification asks to ignore relative paths.
+    base = Path(configured) if os.path.isabs(configured) else Path.home() / ".cache"
+    return base / "headwater"
+
+
+def install(target: Path, fill: Callable[[Path], object]) -> Path:
+    """Make the directory `target` once, whatever number of processes ask for it at the same time.
+
+    `fill` gets an empty directory beside the target, which takes the target's name only when `fill` has returned: a
+    process killed half way leaves nothing that looks finished.
+    """
+    if target.exists():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with open(target.parent / f".{target.name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if target.exists():
+            return target
+        partial = target.parent / f".{target.name}.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        try:
+            fill(partial)
+            partial.rename(target)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+    return target

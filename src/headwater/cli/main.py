@@ -1,0 +1,93 @@
+"""The command line's front door: which commands there are, and how an error looks.
+
+Commands are loaded when they are called and not before: `headwater --help` must not pay for importing pyspark. This
+is the one place that imports by name.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from dataclasses import dataclass
+from importlib.metadata import version
+
+import click
+
+from headwater.errors import ConfigError, HeadwaterError
+from headwater.observability.log import redact
+
+FAILED, WRONG_USAGE = 1, 2
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LazyCommand:
+    """Where a command lives, and the line the overview shows for it."""
+
+    module: str
+    attribute: str
+    help: str
+
+
+COMMANDS = {
+    "demo": LazyCommand("headwater.cli.demo", "demo", "Replicate a small shop on this machine and check every value."),
+    "run": LazyCommand("headwater.cli.run", "run", "Run a pipeline until it is stopped."),
+}
+
+
+class LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        lazy = COMMANDS[cmd_name]
+        try:
+            module = importlib.import_module(lazy.module)
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.partition(".")[0] == "headwater":
+                raise
+            raise HeadwaterError(
+                f"`headwater {cmd_name}` needs the Python package {error.name}",
+                detail="it belongs to an optional part of Headwater that is not installed",
+                hint="Install it: pip install 'headwater[demo]'",
+            ) from None
+        command: click.Command = getattr(module, lazy.attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name].help) for name in self.list_commands(ctx)])
+
+
+@click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(version("headwater"), message="headwater %(version)s")
+def cli() -> None:
+    """Keep lakehouse tables in step with Postgres."""
+
+
+def show_error(error: HeadwaterError) -> None:
+    """An error in its three parts on standard error; further lines of a part are indented under it."""
+    for part, text in (("error", error.message), ("detail", error.detail), ("hint", error.hint)):
+        if text:
+            indented = redact(text).replace("\n", "\n        ")
+            click.echo(f"{click.style(part + ':', bold=True, fg=_COLOURS[part])} {indented}", err=True)
+
+
+_COLOURS = {"error": "red", "detail": None, "hint": "cyan"}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Exit status: 0 after a clean stop, 1 after a failure, 2 for wrong usage or settings."""
+    try:
+        cli.main(args=arguments, prog_name="headwater")
+    except HeadwaterError as error:
+        show_error(error)
+        sys.exit(WRONG_USAGE if isinstance(error, ConfigError) else FAILED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""`headwater run`: a pipeline from a settings file, until it is told to stop or fails."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from pathlib import Path
+
+import click
+from py4j.protocol import Py4JError
+from rich.console import Console
+
+from headwater.assembly import build, build_spark
+from headwater.cli.display import display_for
+from headwater.cli.signals import StopSignals
+from headwater.config import Settings, load_settings
+from headwater.engine.pipeline import Pipeline
+from headwater.observability.log import configure
+from headwater.observability.progress import Progress
+
+
+@click.command()
+@click.argument("settings_file", type=click.Path(path_type=Path))
+@click.option("-v", "--verbose", is_flag=True, help="Log what the pipeline does, not only what goes wrong.")
+def run(settings_file: Path, verbose: bool) -> None:
+    """Run the pipeline that SETTINGS_FILE describes, until it is stopped.
+
+    Ctrl-C or SIGTERM ends it in order: what was read is written and confirmed first. A second one ends it at once,
+    which loses nothing either: the next run goes on from what was confirmed.
+    """
+    settings = load_settings(settings_file)
+    configure(logging.INFO if verbose else logging.WARNING, settings.secrets())
+    run_until_stopped(settings, Console(), Progress())
+
+
+def run_until_stopped(settings: Settings, console: Console, progress: Progress) -> None:
+    """Start Spark and the pipeline, show them, and stay until the pipeline has stopped; raises what made it fail."""
+    pipeline: Pipeline | None = None
+
+    def request_stop() -> None:
+        if pipeline is not None:
+            pipeline.shutdown()
+
+    with StopSignals(request_stop) as signals:
+        console.print("starting Spark", highlight=False)
+        spark = build_spark(settings)
+        try:
+            signals.arm()
+            pipeline = build(settings, spark=spark, progress=progress)
+            # A signal that came before there was a pipeline found nobody to tell.
+            if signals.requested.is_set():
+                return
+            with display_for(progress, console):
+                pipeline.start()
+                if signals.requested.is_set():
+                    pipeline.shutdown()
+                pipeline.wait()
+            console.print("stopped", highlight=False)
+        finally:
+            # A JVM that is gone has nothing left to stop.
+            with suppress(Py4JError, OSError):
+                spark.stop()

@@ -1,0 +1,127 @@
+"""What a pipeline is told: which publication, from where, and the limits it works within."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Annotated, ClassVar
+
+from headwater.config.connection import PgConnectionConfig
+from headwater.config.rules import Checked, Mistake, Setting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchConfig(Checked):
+    # supabase/etl waits up to 10 s; one of ours leaves as soon as the destination is free and the socket dry.
+    max_fill_ms: Annotated[
+        int, Setting("How long a batch may fill at most; it leaves earlier when the destination is free.", above=0)
+    ] = 1_000
+    memory_budget_ratio: Annotated[
+        float, Setting("The share of the machine's memory that batches may take together.", above=0, at_most=1)
+    ] = 0.2
+    max_bytes: Annotated[int, Setting("The size at which a batch leaves, counted in bytes of changes.", above=0)] = (
+        64 * 1024**2
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryBackpressureConfig(Checked):
+    activate: Annotated[
+        float, Setting("Reading pauses when this share of the memory is in use.", above=0, at_most=1)
+    ] = 0.85
+    resume: Annotated[float, Setting("It goes on below this share; less than `activate`.", above=0, at_most=1)] = 0.75
+
+    def conflicts(self) -> Iterator[Mistake]:
+        if self.resume >= self.activate:
+            yield Mistake("resume", f"must be below activate ({self.activate:g}), found {self.resume:g}")
+
+
+class TableSyncCopyMode(StrEnum):
+    INCLUDE_ALL = "include_all"
+    SKIP_ALL = "skip_all"
+    INCLUDE_TABLES = "include_tables"
+    SKIP_TABLES = "skip_tables"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableSyncCopyConfig(Checked):
+    mode: Annotated[
+        TableSyncCopyMode,
+        Setting("Which tables' existing rows are copied. A table that is skipped is created empty and followed."),
+    ] = TableSyncCopyMode.INCLUDE_ALL
+    tables: Annotated[
+        tuple[str, ...], Setting('The tables that `include_tables` or `skip_tables` means, as `"namespace.name"`.')
+    ] = ()
+
+    @property
+    def _names_tables(self) -> bool:
+        return self.mode in (TableSyncCopyMode.INCLUDE_TABLES, TableSyncCopyMode.SKIP_TABLES)
+
+    def conflicts(self) -> Iterator[Mistake]:
+        if self._names_tables != bool(self.tables):
+            needed = "needs at least one table" if self._names_tables else "takes no tables"
+            yield Mistake("tables", f'mode = "{self.mode}" {needed}')
+        for table in self.tables:
+            if "." not in table.strip("."):
+                yield Mistake("tables", f'expected "namespace.name", found "{table}"')
+
+    def copies(self, table: str) -> bool:
+        """Whether the existing rows of `namespace.name` are copied."""
+        if self._names_tables:
+            return (table in self.tables) == (self.mode is TableSyncCopyMode.INCLUDE_TABLES)
+        return self.mode is TableSyncCopyMode.INCLUDE_ALL
+
+
+class InvalidatedSlotBehavior(StrEnum):
+    ERROR = "error"
+    RECREATE = "recreate"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineConfig(Checked):
+    what: ClassVar[str] = "the pipeline's settings"
+
+    # The id is part of slot names and of advisory lock keys.
+    id: Annotated[
+        int,
+        Setting(
+            "The pipeline's number: names its slots and its state. Two pipelines of one source need two numbers.",
+            at_least=1,
+            at_most=2**31 - 1,
+        ),
+    ]
+    publication_name: Annotated[str, Setting("The publication to follow.", not_empty=True)]
+    pg_connection: Annotated[PgConnectionConfig, Setting("The source.")]
+    store_pg_connection: Annotated[
+        PgConnectionConfig | None,
+        Setting("Where the state is kept when not in the source, for sources that must not be written to."),
+    ] = None
+    batch: Annotated[BatchConfig, Setting("How changes are gathered.")] = field(default_factory=BatchConfig)
+    table_error_retry_delay_ms: Annotated[
+        int, Setting("The first wait before a failed table is tried again; it doubles, with jitter.", above=0)
+    ] = 10_000
+    table_error_retry_max_attempts: Annotated[
+        int, Setting("Attempts without progress before a table waits for a person.", above=0)
+    ] = 5
+    max_table_sync_workers: Annotated[int, Setting("Tables that are copied side by side.", above=0)] = 4
+    max_copy_connections_per_table: Annotated[int, Setting("Connections that read one table at once.", above=0)] = 4
+    memory_refresh_interval_ms: Annotated[int, Setting("How often the use of memory is looked at.", above=0)] = 100
+    memory_backpressure: Annotated[
+        MemoryBackpressureConfig | None, Setting("When reading pauses to save memory; `false` turns it off.")
+    ] = field(default_factory=MemoryBackpressureConfig)
+    table_sync_copy: Annotated[TableSyncCopyConfig, Setting("Which tables are copied.")] = field(
+        default_factory=TableSyncCopyConfig
+    )
+    invalidated_slot_behavior: Annotated[
+        InvalidatedSlotBehavior,
+        Setting("When the slot can no longer serve changes: stop with an error, or make a new one and copy all again."),
+    ] = InvalidatedSlotBehavior.ERROR
+    run_source_migrations: Annotated[
+        bool,
+        Setting("Whether DDL capture may be installed in the source; without it all else works."),
+    ] = True
+
+    @property
+    def store_connection(self) -> PgConnectionConfig:
+        return self.store_pg_connection or self.pg_connection

@@ -1,0 +1,250 @@
+"""The contracts of a store: schemas, states and progress, and the lifecycle operations over all of them.
+
+All methods are called from several threads at once and must be thread-safe. A store keeps a cache: `get_*` of states and
+metadata read the cache, `load_*` fill it once at start. A store that is out of reach raises StoreUnavailable, which is
+never a table's error (invariant 15).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from headwater.errors import StoreError
+from headwater.lsn import CommitLsn, EndLsn
+from headwater.schema.table import SnapshotId, TableId, TableSchema
+from headwater.states import TableState
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerType:
+    """Whose progress: the apply worker's (no table) or a table sync worker's."""
+
+    table_id: TableId | None = None
+
+    @property
+    def is_apply(self) -> bool:
+        return self.table_id is None
+
+    def __str__(self) -> str:
+        return "apply" if self.table_id is None else f"table_sync:{self.table_id}"
+
+
+APPLY = WorkerType()
+
+
+class SchemaStatus(StrEnum):
+    APPLYING = "applying"
+    APPLIED = "applied"
+
+
+@dataclass(frozen=True, slots=True)
+class Watermark:
+    """The last change a lake commit contains: (commit LSN, ordinal), within one copy epoch of one lineage.
+
+    A copy's own watermark is the slot's consistent point with ordinal -1: everything before it is in the rows.
+    """
+
+    pipeline_id: int
+    system_identifier: str
+    epoch: str
+    commit_lsn: CommitLsn
+    ordinal: int
+
+    def covers(self, commit_lsn: CommitLsn, ordinal: int) -> bool:
+        return (commit_lsn.value, ordinal) <= (self.commit_lsn.value, self.ordinal)
+
+
+@dataclass(frozen=True, slots=True)
+class DestinationTableMetadata:
+    """Connects a source table with its object in the destination."""
+
+    destination_table_id: str
+    snapshot_id: SnapshotId
+    replication_mask: tuple[bool, ...]
+    schema_status: SchemaStatus = SchemaStatus.APPLYING
+    watermark: Watermark | None = None
+    """The last one this pipeline saw committed; a lake that shows less has lost something (invariant 5)."""
+
+    def applied(self) -> DestinationTableMetadata:
+        return replace(self, schema_status=SchemaStatus.APPLIED)
+
+
+AppliedDestinationTableMetadata = DestinationTableMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class TableSchemaRetention:
+    """Keep the newest schema version at or before this position, and all newer ones."""
+
+    lsn: EndLsn
+
+
+class SchemaStore(ABC):
+    """Versioned table schemas."""
+
+    @abstractmethod
+    def get_table_schema(self, table_id: TableId, snapshot_id: SnapshotId) -> TableSchema | None:
+        """The version with the largest snapshot_id at or below the one asked for; may read persistent storage on a miss."""
+
+    @abstractmethod
+    def get_table_schemas(self) -> Sequence[TableSchema]:
+        """All cached versions, without reading persistent storage."""
+
+    @abstractmethod
+    def load_table_schemas(self) -> int:
+        """Fill the cache from persistent storage; once at start. Returns how many."""
+
+    @abstractmethod
+    def store_table_schema(self, table_schema: TableSchema) -> TableSchema:
+        """Save a version in cache and storage; the same version again replaces it."""
+
+    @abstractmethod
+    def prune_table_schemas(self, table_schema_retentions: Mapping[TableId, TableSchemaRetention]) -> int:
+        """Remove versions older than the newest one at or before each boundary, in cache and storage. Returns how many."""
+
+
+class StateStore(ABC):
+    """Table states, durable progress and destination metadata."""
+
+    @abstractmethod
+    def get_table_state(self, table_id: TableId) -> TableState | None: ...
+
+    @abstractmethod
+    def get_table_states(self) -> Mapping[TableId, TableState]: ...
+
+    @abstractmethod
+    def load_table_states(self) -> int: ...
+
+    @abstractmethod
+    def update_table_states(self, updates: Sequence[tuple[TableId, TableState]]) -> None:
+        """All or none, in cache and storage. A state that lives in memory only is refused."""
+
+    def update_table_state(self, table_id: TableId, state: TableState) -> None:
+        self.update_table_states([(table_id, state)])
+
+    @abstractmethod
+    def rollback_table_state(self, table_id: TableId) -> TableState:
+        """Go back to the state before the last recorded one and return it; StoreError if there is none."""
+
+    @abstractmethod
+    def get_replication_progress(self, worker_type: WorkerType) -> EndLsn | None: ...
+
+    @abstractmethod
+    def upsert_replication_progress(self, worker_type: WorkerType, flush_lsn: EndLsn) -> EndLsn:
+        """Record progress; never moves back. Returns what is stored then."""
+
+    @abstractmethod
+    def delete_replication_progress(self, worker_type: WorkerType) -> None:
+        """Forget a worker's progress, when its slot's lineage is reset on purpose."""
+
+    @abstractmethod
+    def get_destination_table_metadata(self, table_id: TableId) -> DestinationTableMetadata | None: ...
+
+    def get_applied_destination_table_metadata(self, table_id: TableId) -> AppliedDestinationTableMetadata | None:
+        """The metadata, only when the destination's schema is fully applied; StoreError while it is being applied."""
+        metadata = self.get_destination_table_metadata(table_id)
+        if metadata is not None and metadata.schema_status is not SchemaStatus.APPLIED:
+            raise StoreError(
+                f"the schema of destination table {metadata.destination_table_id} is not fully applied",
+                detail=f"its status is {metadata.schema_status}",
+                hint="Start the pipeline again; the table is copied again if it cannot go on.",
+            )
+        return metadata
+
+    @abstractmethod
+    def load_destination_tables_metadata(self) -> int: ...
+
+    @abstractmethod
+    def store_destination_tables_metadata(self, updates: Mapping[TableId, DestinationTableMetadata]) -> None:
+        """All or none, in cache and storage."""
+
+    def store_destination_table_metadata(self, table_id: TableId, metadata: DestinationTableMetadata) -> None:
+        self.store_destination_tables_metadata({table_id: metadata})
+
+
+class OperationKind(StrEnum):
+    PREPARE_FOR_COPY = "prepare_for_copy"
+    RESET_FOR_RESYNC = "reset_for_resync"
+    DELETE = "delete"
+
+
+@dataclass(frozen=True, slots=True)
+class TableStateOperation:
+    kind: OperationKind
+    table_id: TableId | None = None
+
+
+class TableStateLifecycleStore(ABC):
+    """Operations over state, schemas, metadata and progress that must be atomic."""
+
+    @abstractmethod
+    def apply_table_state_operation(self, operation: TableStateOperation) -> int:
+        """Carry out one operation, in one transaction, caches included. Returns the number of tables it touched."""
+
+    def prepare_table_state_for_copy(self, table_id: TableId) -> None:
+        """Delete metadata, schema versions and table sync progress; keep the table's state. Only after the drop succeeded."""
+        self.apply_table_state_operation(TableStateOperation(OperationKind.PREPARE_FOR_COPY, table_id))
+
+    def reset_table_states_for_resync(self) -> int:
+        """All states back to Init and no apply progress; metadata, schemas and table sync progress are kept."""
+        return self.apply_table_state_operation(TableStateOperation(OperationKind.RESET_FOR_RESYNC))
+
+    def delete_table_state(self, table_id: TableId) -> None:
+        """Everything we own about a table that left the publication. The destination's table is not touched."""
+        self.apply_table_state_operation(TableStateOperation(OperationKind.DELETE, table_id))
+
+
+class DestinationStore(SchemaStore, StateStore, ABC):
+    """What destinations see of a store: schemas and state, no lifecycle."""
+
+
+class PipelineStore(DestinationStore, TableStateLifecycleStore, ABC):
+    """What the pipeline needs: all three contracts. A custom store derives from this one."""
+
+    def start(self) -> None:  # noqa: B027 - optional
+        """Called once before any other call of a run: migrations and connections belong here."""
+
+    def close(self) -> None:  # noqa: B027 - optional
+        """Called once after the last call of a run."""
+
+
+def metadata_to_json(metadata: DestinationTableMetadata) -> dict[str, Any]:
+    mark = metadata.watermark
+    return {
+        "destination_table_id": metadata.destination_table_id,
+        "snapshot_id": metadata.snapshot_id,
+        "replication_mask": list(metadata.replication_mask),
+        "schema_status": metadata.schema_status.value,
+        "watermark": None
+        if mark is None
+        else {
+            "pipeline_id": mark.pipeline_id,
+            "system_identifier": mark.system_identifier,
+            "epoch": mark.epoch,
+            "commit_lsn": str(mark.commit_lsn),
+            "ordinal": mark.ordinal,
+        },
+    }
+
+
+def metadata_from_json(value: Mapping[str, Any]) -> DestinationTableMetadata:
+    mark = value.get("watermark")
+    return DestinationTableMetadata(
+        destination_table_id=value["destination_table_id"],
+        snapshot_id=SnapshotId(value["snapshot_id"]),
+        replication_mask=tuple(value["replication_mask"]),
+        schema_status=SchemaStatus(value["schema_status"]),
+        watermark=None
+        if mark is None
+        else Watermark(
+            mark["pipeline_id"],
+            mark["system_identifier"],
+            mark["epoch"],
+            CommitLsn.parse(mark["commit_lsn"]),
+            mark["ordinal"],
+        ),
+    )

@@ -1,0 +1,163 @@
+"""Making a table in the lake, making it ours, and bringing its columns in step with the source's.
+
+A populated table that is nobody's or another pipeline's is refused, never overwritten. Columns are added, dropped, renamed and
+widened in place by id; a change of type that Iceberg cannot follow in place is only allowed when a copy replaces all rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from headwater.contracts.destination import RunContext
+from headwater.destinations.iceberg.settings import IcebergSettings
+from headwater.destinations.iceberg.table import LakeTable, iceberg_classes
+from headwater.destinations.iceberg.types import quote, quote_string, spark_schema, spark_type
+from headwater.destinations.iceberg.watermark import PIPELINE_ID, SYSTEM_IDENTIFIER
+from headwater.errors import DestinationError, Retry, SchemaError
+from headwater.schema.table import TableName, TableSchema
+
+SOURCE_TABLE = "headwater.source-table"
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
+
+TABLE_PROPERTIES: dict[str, str] = {
+    "write.delete.mode": "merge-on-read",
+    "write.update.mode": "merge-on-read",
+    "write.merge.mode": "merge-on-read",
+    "write.delete.isolation-level": "serializable",
+    "write.update.isolation-level": "serializable",
+    "write.merge.isolation-level": "serializable",
+    # A copy arrives in files of a good size already; a shuffle before writing would double its cost.
+    "write.distribution-mode": "none",
+    # Two tasks must never write deletes for the same data file.
+    "write.merge.distribution-mode": "hash",
+    "write.parquet.compression-codec": "zstd",
+    # Every batch makes a metadata file; without this they stay for ever.
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "20",
+}
+
+
+def ownership(name: TableName, context: RunContext) -> dict[str, str]:
+    """The properties that say whose the table is."""
+    return {
+        PIPELINE_ID: str(context.pipeline_id),
+        SYSTEM_IDENTIFIER: context.system_identifier,
+        SOURCE_TABLE: str(name),
+    }
+
+
+def check_ownership(table: LakeTable, context: RunContext) -> None:
+    """Refuse a populated table that this pipeline did not make."""
+    owner = table.property(PIPELINE_ID)
+    if owner == str(context.pipeline_id) or not table.may_have_rows:
+        return
+    whose = "no pipeline's" if owner is None else f"pipeline {owner}'s"
+    raise DestinationError(
+        f"lake table {table.identifier} has rows that this pipeline did not write",
+        detail=f"it is {whose}; this is pipeline {context.pipeline_id}",
+        hint="Use another warehouse or catalog, or drop the table if its rows are not needed.",
+        retry=Retry.MANUAL,
+    )
+
+
+def create_table(
+    session: SparkSession,
+    settings: IcebergSettings,
+    context: RunContext,
+    name: TableName,
+    identifier: str,
+    columns: pa.Schema,
+) -> None:
+    """Make the namespace and the table, both only if missing."""
+    session.sql(f"CREATE NAMESPACE IF NOT EXISTS {quote(settings.catalog)}.{quote(name.namespace)}")
+    fields = ", ".join(f"{quote(f.name)} {f.dataType.simpleString()}" for f in spark_schema(columns).fields)
+    properties = {"format-version": str(settings.format_version)} | TABLE_PROPERTIES
+    properties |= dict(settings.table_properties) | ownership(name, context)
+    listed = ", ".join(f"{quote_string(key)} = {quote_string(value)}" for key, value in properties.items())
+    location = _location(settings, name)
+    session.sql(
+        f"CREATE TABLE IF NOT EXISTS {identifier} ({fields}) USING iceberg"
+        + (f" LOCATION {quote_string(location)}" if location is not None else "")
+        + f" TBLPROPERTIES ({listed})"
+    )
+
+
+def _location(settings: IcebergSettings, name: TableName) -> str | None:
+    """Catalogs make a path of the names. One with a slash, a colon or a percent sign would lead elsewhere, or nowhere."""
+    if _PLAIN_NAME.fullmatch(name.namespace) and _PLAIN_NAME.fullmatch(name.name):
+        return None
+    safe = re.sub(r"[^A-Za-z0-9_-]+", "_", f"{name.namespace}-{name.name}")[:100]
+    unique = hashlib.sha256(f"{len(name.namespace)} {name.namespace} {name.name}".encode()).hexdigest()[:12]
+    return f"{settings.location}/.named/{safe}-{unique}"
+
+
+def renamed_columns(old: TableSchema | None, new: TableSchema) -> dict[str, str]:
+    """New name to old name of columns that are the same column (attribute number) under another name."""
+    if old is None:
+        return {}
+    before = {column.attnum: column.name for column in old.columns if column.attnum}
+    return {c.name: before[c.attnum] for c in new.columns if before.get(c.attnum, c.name) != c.name}
+
+
+def evolve(
+    session: SparkSession, table: LakeTable, wanted: pa.Schema, renamed: Mapping[str, str], *, rows_are_replaced: bool
+) -> bool:
+    """Bring the table's columns in step, in one metadata commit. Returns whether there was anything to do."""
+    current = table.columns()
+    target = _iceberg_types(session, wanted)
+    renamed = {new: old for new, old in renamed.items() if old in current and new in target and old not in target}
+    if list(current) == list(target) and all(_same(current[name], target[name]) for name in target):
+        return False
+    promotable = iceberg_classes(session).types.TypeUtil.isPromotionAllowed
+    update, changed = table.update_schema(), False
+    for name in current:
+        if name not in target and name not in renamed.values():
+            update, changed = update.deleteColumn(name), True
+    for name, type in target.items():
+        old_name = renamed.get(name, name)
+        if old_name not in current:
+            update, changed = update.addColumn(None, name, type), True
+            continue
+        if old_name != name:
+            update, changed = update.renameColumn(old_name, name), True
+        if _same(current[old_name], type):
+            continue
+        changed = True
+        if type.isPrimitiveType() and current[old_name].isPrimitiveType() and promotable(current[old_name], type):
+            update = update.updateColumn(old_name, type.asPrimitiveType())
+        elif rows_are_replaced:
+            update = update.deleteColumn(old_name).addColumn(None, name, type)
+        else:
+            raise _cannot_follow(table, name, current[old_name], type)
+    if changed:
+        update.commit()
+        table.refresh()
+    return changed
+
+
+def _iceberg_types(session: SparkSession, schema: pa.Schema) -> dict[str, Any]:
+    jvm = session.sparkContext._jvm
+    assert jvm is not None
+    parse = jvm.org.apache.spark.sql.types.DataType.fromJson
+    convert = iceberg_classes(session).spark.SparkSchemaUtil.convert
+    return {field.name: convert(parse(spark_type(field.type).json())) for field in schema}
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Equal but for the ids of nested fields, which differ between a table's type and a fresh one."""
+    return bool(one.toString() == other.toString())
+
+
+def _cannot_follow(table: LakeTable, column: str, found: Any, wanted: Any) -> SchemaError:
+    return SchemaError(
+        f'column "{column}" of lake table {table.identifier} cannot change its type in place',
+        detail=f"the lake has {found.toString()}, the source now sends {wanted.toString()}",
+        hint=f"Run `headwater resync` for {table.identifier} to copy the table again with the new type.",
+        retry=Retry.MANUAL,
+    )

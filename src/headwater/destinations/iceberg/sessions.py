@@ -1,0 +1,103 @@
+"""Sessions for tables that are written side by side, and the outcome of what they were asked to commit.
+
+The watermark of a SQL statement is a session setting, so every table under way needs a session of its own. Each opens a catalog
+of its own, hence the bound.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from headwater.destinations.iceberg.watermark import PROPERTIES
+
+MAX_SESSIONS = 8
+_SNAPSHOT_PROPERTY = "spark.sql.iceberg.snapshot-property."
+_STATIC = frozenset({"spark.sql.extensions"})
+
+
+class Outcome(StrEnum):
+    """What an error during a lake commit says about the commit."""
+
+    FAILED = "failed"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class LakeSession:
+    """A session that one thread holds for one table."""
+
+    spark: SparkSession
+    job_group: str
+
+    def set_snapshot_properties(self, properties: Mapping[str, str]) -> None:
+        """What the next SQL statement writes into its lake snapshot; whatever was set before is gone."""
+        for name in PROPERTIES:
+            self.spark.conf.unset(_SNAPSHOT_PROPERTY + name)
+        for name, value in properties.items():
+            self.spark.conf.set(_SNAPSHOT_PROPERTY + name, value)
+
+    def end_attempt(self) -> None:
+        """Make sure that nothing of this holder's jobs goes on. The commit itself runs in the call that has returned."""
+        self.spark.sparkContext.cancelJobGroup(self.job_group)
+
+
+class SessionPool:
+    """At most `size` sessions, made when needed, handed to one thread at a time."""
+
+    def __init__(self, spark: SparkSession, settings: Mapping[str, str], size: int = MAX_SESSIONS) -> None:
+        self._spark = spark
+        self._settings = {key: value for key, value in settings.items() if key not in _STATIC}
+        self._idle: queue.LifoQueue[SparkSession] = queue.LifoQueue()
+        self._permits = threading.BoundedSemaphore(size)
+
+    @contextmanager
+    def session(self, purpose: str) -> Iterator[LakeSession]:
+        """A session for this thread; its jobs share the cores fairly with those of other holders."""
+        with self._permits:
+            try:
+                spark = self._idle.get_nowait()
+            except queue.Empty:
+                spark = self._new()
+            context = spark.sparkContext
+            group = f"headwater-{uuid.uuid4()}"
+            context.setJobGroup(group, purpose, interruptOnCancel=True)
+            # Within a pool jobs wait for each other, so each holder has one.
+            context.setLocalProperty("spark.scheduler.pool", f"headwater-{threading.get_ident()}")
+            try:
+                yield LakeSession(spark, group)
+            finally:
+                self._idle.put(spark)
+
+    def _new(self) -> SparkSession:
+        session = self._spark.newSession()
+        for key, value in self._settings.items():
+            session.conf.set(key, value)
+        return session
+
+
+def outcome_of(error: BaseException) -> Outcome:
+    """Failed only where Iceberg says so; a JDBC catalog's SQL errors, lost answers and all else are unknown."""
+    names = list(_java_classes(error))
+    if any(name.endswith(".CommitStateUnknownException") for name in names):
+        return Outcome.UNKNOWN
+    if any(name.endswith((".ValidationException", ".CommitFailedException")) for name in names):
+        return Outcome.FAILED
+    return Outcome.FAILED if "Cannot fast-forward" in str(error) else Outcome.UNKNOWN
+
+
+def _java_classes(error: BaseException) -> Iterator[str]:
+    java: Any = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+    for _ in range(20):
+        if java is None:
+            return
+        yield str(java.getClass().getName())
+        java = java.getCause()

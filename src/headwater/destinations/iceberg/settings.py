@@ -1,0 +1,66 @@
+"""Where the lake is, and how its catalog is reached: plain values and the Spark settings that follow from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+EXTENSIONS = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
+_BUSY_TIMEOUT_MS = 30_000
+
+
+@dataclass(frozen=True, slots=True)
+class IcebergSettings:
+    """Without `catalog_properties` the catalog is the embedded one: a SQLite file inside the warehouse."""
+
+    warehouse: str
+    catalog: str = "lake"
+    catalog_properties: Mapping[str, str] = field(default_factory=dict, repr=False)
+    format_version: int = 3
+    table_properties: Mapping[str, str] = field(default_factory=dict)
+    max_parallel_tables: int = 4
+
+    @property
+    def warehouse_path(self) -> Path | None:
+        """The warehouse as a directory of this machine, if it is one."""
+        parts = urlsplit(self.warehouse)
+        if parts.scheme == "file":
+            return Path(parts.path).absolute()
+        return None if parts.scheme else Path(self.warehouse).absolute()
+
+    @property
+    def location(self) -> str:
+        """The warehouse as catalogs understand it: absolute, or a URI."""
+        path = self.warehouse_path
+        return self.warehouse.rstrip("/") if path is None else str(path)
+
+    def spark_catalog(self) -> dict[str, str]:
+        """The Spark settings that make the catalog known under its name."""
+        prefix = f"spark.sql.catalog.{self.catalog}"
+        settings = {
+            "spark.sql.extensions": EXTENSIONS,
+            prefix: "org.apache.iceberg.spark.SparkCatalog",
+            # A cached table would hide what another session has committed.
+            f"{prefix}.cache-enabled": "false",
+        }
+        properties = dict(self.catalog_properties) or self._embedded_catalog()
+        settings |= {f"{prefix}.{key}": value for key, value in properties.items()}
+        settings.setdefault(f"{prefix}.warehouse", self.location)
+        return settings
+
+    def prepare(self) -> None:
+        """Make the directory that holds the embedded catalog's file."""
+        path = self.warehouse_path
+        if path is not None and not self.catalog_properties:
+            path.mkdir(parents=True, exist_ok=True)
+
+    def _embedded_catalog(self) -> dict[str, str]:
+        # SQLite lets one writer in at a time; the others wait here instead of failing with SQLITE_BUSY.
+        return {
+            "type": "jdbc",
+            "uri": f"jdbc:sqlite:file:{self.location}/catalog.db?busy_timeout={_BUSY_TIMEOUT_MS}",
+            "jdbc.schema-version": "V1",
+            "warehouse": self.location,
+        }

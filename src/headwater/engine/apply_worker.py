@@ -1,0 +1,293 @@
+"""The apply worker: follows the pipeline's slot for all tables that are ready, and hands tables over from their copies.
+
+Order of every batch: write, record, confirm (invariant 2). While the destination writes one batch, the next one fills. A
+position is confirmed without a batch only when nothing before it is left to write (invariant 9), and a batch without a
+change for us is such a position too: recording it would make WAL and feed the stream with ourselves.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+
+from headwater.contracts.results import PendingResult, WriteEventsResult
+from headwater.contracts.stores import APPLY
+from headwater.engine.bell import Bell
+from headwater.engine.calls import call
+from headwater.engine.ownership import ApplyOwnership, TextNeeded
+from headwater.engine.retry import WORLD, Backoff, is_worth_retrying
+from headwater.engine.run import Run
+from headwater.engine.slot_stream import SlotStream
+from headwater.errors import ConnectError, ConnectionLost, HeadwaterError, ShutdownRequested, SlotError, ValueOutOfRange
+from headwater.events import EventBatch
+from headwater.lsn import ZERO, EndLsn
+from headwater.schema.table import TableId
+from headwater.source.slots import apply_slot_name
+from headwater.states import INIT, READY, Actor, Phase, catchup, errored
+from headwater.wire.connection import WireConnection
+from headwater.wire.pgoutput import PgOutputDecoder
+
+log = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 0.25
+_EPOCH_2000_SECONDS = 946_684_800
+
+
+@dataclass(slots=True)
+class _Write:
+    """A batch that is being written."""
+
+    batch: EventBatch
+    pending: PendingResult
+    started: float
+
+
+class ApplyWorker:
+    """Runs in one thread (`run`) until the run's stop event is set; raises what it cannot live with."""
+
+    def __init__(self, run: Run, start: EndLsn) -> None:
+        self._run_ = run
+        self._bell = Bell()
+        self._slot = apply_slot_name(run.config.id)
+        self._ownership = ApplyOwnership(run)
+        self._position = start
+        """Everything before it was handed to the destination or concerns nobody."""
+        self._confirmed = start
+        self._stream: SlotStream | None = None
+        self._decoder = PgOutputDecoder()
+        self._write: _Write | None = None
+        self._backoff = Backoff(0.5)
+        self._write_backoff = Backoff(0.5)
+        self._filling_since: float | None = None
+        self._asked_at = 0.0
+        self._paused = False
+
+    def wake(self) -> None:
+        self._bell.ring()
+
+    def run(self) -> None:
+        self._run_.board.listen(self.wake)
+        try:
+            while not self._run_.stop.is_set():
+                self._step()
+            self._drain()
+        except ShutdownRequested:
+            self._drain()
+        finally:
+            self._disconnect()
+
+    def _step(self) -> None:
+        try:
+            if self._stream is None:
+                self._connect()
+            self._bell.wait(_LOOK_SECONDS)
+            self._take_in()
+            self._finish_write()
+            self._hand_over()
+            self._begin_write()
+            self._confirm_idle()
+        except TextNeeded as reason:
+            log.info("following the slot in text form from now on: %s", reason)
+            self._ownership.binary = False
+            self._settle_and_reconnect()
+        except (ConnectionLost, ConnectError, SlotError) as error:
+            if not is_worth_retrying(error):
+                raise
+            self._wait_for_server(error)
+
+    # Connection
+
+    def _connect(self) -> None:
+        run = self._run_
+        connection = WireConnection.connect(run.settings, replication=True)
+        try:
+            options = run.stream_options(self._ownership.binary)
+            self._stream = SlotStream(connection, self._slot, self._confirmed, options, self._bell)
+        except BaseException:
+            connection.close()
+            raise
+        # A new connection sends again whatever was not confirmed; what we held of it is dropped with the decoder.
+        self._decoder = PgOutputDecoder()
+        self._position = self._confirmed
+        self._filling_since = None
+        self._backoff.reset()
+        run.progress.waiting(None)
+
+    def _disconnect(self) -> None:
+        if self._stream is not None:
+            stream, self._stream = self._stream, None
+            stream.close()
+
+    def _settle_and_reconnect(self) -> None:
+        """Let the batch under way end, then follow the slot again from what is confirmed."""
+        while self._write is not None:
+            self._run_.raise_if_stopped()
+            self._bell.wait(_LOOK_SECONDS)
+            self._finish_write()
+        self._disconnect()
+
+    def _wait_for_server(self, error: HeadwaterError) -> None:
+        seconds = self._backoff.next_seconds()
+        log.warning("the source is away, trying again in %.1f s: %s", seconds, error.message)
+        self._run_.progress.waiting(f"the source: {error.message}")
+        self._settle_and_reconnect()
+        self._run_.pause(seconds)
+
+    # Reading and writing
+
+    def _take_in(self) -> None:
+        assert self._stream is not None
+        if self._decoder.has_transactions and self._decoder.buffered_bytes >= self._run_.config.batch.max_bytes:
+            return
+        for chunk in self._stream.take():
+            self._decoder.feed(chunk.data)
+        if self._decoder.has_transactions and self._filling_since is None:
+            self._filling_since = time.monotonic()
+
+    def _is_due(self) -> bool:
+        """A batch leaves when the destination is free and the socket is dry, or when it is full, or has filled too long."""
+        assert self._stream is not None
+        if not self._decoder.has_transactions:
+            return False
+        batch = self._run_.config.batch
+        filled = time.monotonic() - (self._filling_since or 0.0)
+        return self._stream.dry or self._decoder.buffered_bytes >= batch.max_bytes or filled * 1000 >= batch.max_fill_ms
+
+    def _begin_write(self) -> None:
+        if self._write is not None or self._paused or not self._is_due():
+            return
+        batch = self._seal()
+        if batch is None:
+            return
+        self._filling_since = None
+        self._position = batch.end_lsn
+        if batch.tables:
+            self._hand_to_destination(batch)
+        else:
+            self._confirm(batch.end_lsn)
+
+    def _seal(self) -> EventBatch | None:
+        while True:
+            try:
+                changes = self._decoder.seal(self._ownership.assign)
+                break
+            except ValueOutOfRange as error:
+                # One table's value must not stop the others: the table is left out from here on, and that is recorded
+                # before anything of this batch is.
+                if error.table_id is None:
+                    raise
+                table = TableId(error.table_id)
+                log.error("table %s: %s", self._run_.board.name(table), error)
+                self._run_.progress.error(str(error))
+                self._run_.board.move(table, errored(error), Actor.APPLY)
+        # Recorded before the batch is: once progress is past the change of schema, nothing else would bring the table back.
+        for table in self._ownership.take_changed():
+            log.warning("table %s: its schema changed, copying it again", self._run_.board.name(table))
+            self._run_.board.move(table, INIT, Actor.APPLY)
+        return EventBatch.of(changes) if changes is not None else None
+
+    def _hand_to_destination(self, batch: EventBatch) -> None:
+        destination = self._run_.destination
+        pending = call("headwater-write", WriteEventsResult(), lambda result: destination.write_events(batch, result))
+        self._write = _Write(batch, pending, time.monotonic())
+        pending.on_done(self._bell.ring)
+
+    def _finish_write(self) -> None:
+        write = self._write
+        if write is None or not write.pending.done:
+            return
+        self._write = None
+        try:
+            write.pending.raise_if_failed()
+        except HeadwaterError as error:
+            self._retry_write(write, error)
+            return
+        self._write_backoff.reset()
+        self._record(write.batch.end_lsn)
+        self._confirm(write.batch.end_lsn)
+        newest = float(write.batch.transactions.commit_time_us[-1]) / 1e6 + _EPOCH_2000_SECONDS
+        seconds = time.monotonic() - write.started
+        self._run_.progress.batch_applied(write.batch.change_count, len(write.batch.tables), seconds, newest)
+
+    def _retry_write(self, write: _Write, error: HeadwaterError) -> None:
+        limit = self._run_.config.table_error_retry_max_attempts
+        if not is_worth_retrying(error) or (not isinstance(error, WORLD) and self._write_backoff.attempts >= limit):
+            raise error
+        seconds = self._write_backoff.next_seconds()
+        log.warning("writing a batch failed, trying again in %.1f s: %s", seconds, error)
+        self._run_.progress.waiting(f"the destination: {error.message}")
+        self._run_.pause(seconds)
+        self._run_.progress.waiting(None)
+        self._hand_to_destination(write.batch)
+
+    def _record(self, position: EndLsn) -> None:
+        backoff = Backoff(0.5)
+        while True:
+            try:
+                self._run_.store.upsert_replication_progress(APPLY, position)
+                return
+            except HeadwaterError as error:
+                if not is_worth_retrying(error):
+                    raise
+                seconds = backoff.next_seconds()
+                log.warning("recording progress failed, trying again in %.1f s: %s", seconds, error)
+                self._run_.pause(seconds)
+
+    def _confirm(self, position: EndLsn) -> None:
+        if position > self._confirmed:
+            self._confirmed = position
+            if self._stream is not None:
+                self._stream.confirm(position)
+        received = self._decoder.received_position.value
+        self._run_.progress.position(received, self._confirmed.value, max(received, self._confirmed.value))
+
+    def _confirm_idle(self) -> None:
+        if self._write is not None or self._stream is None or not self._stream.dry:
+            return
+        idle = self._decoder.idle_position
+        if idle is not None and idle > self._position:
+            self._position = idle
+            self._confirm(idle)
+
+    # Hand-off
+
+    def _hand_over(self) -> None:
+        """Answer tables that wait for their turn, and take over those whose copy has come as far as we have."""
+        board = self._run_.board
+        for table in board.in_phase(Phase.SYNC_WAIT):
+            board.move(table, catchup(self._position), Actor.APPLY)
+        waiting = board.in_phase(Phase.CATCHUP)
+        if bool(waiting) != self._paused:
+            self._paused = bool(waiting)
+            names = ", ".join(board.name(table) for table in waiting)
+            self._run_.progress.waiting(f"the copy of {names} to catch up" if waiting else None)
+        for table, state in board.in_phase(Phase.SYNC_DONE).items():
+            if self._confirmed >= (state.lsn or ZERO):
+                board.move(table, READY, Actor.APPLY)
+                board.succeeded(table)
+            elif self._stream is not None and time.monotonic() - self._asked_at > _LOOK_SECONDS:
+                # Without traffic the server says how far it is only when asked.
+                self._asked_at = time.monotonic()
+                self._stream.request_reply()
+
+    def _drain(self) -> None:
+        """On an orderly stop: what was read whole is written, recorded and confirmed."""
+        if self._stream is None:
+            return
+        try:
+            while self._write is not None:
+                self._bell.wait(_LOOK_SECONDS)
+                self._finish_write()
+            if self._run_.board.in_phase(Phase.CATCHUP):
+                return
+            batch = self._seal()
+            if batch is not None and batch.tables:
+                self._hand_to_destination(batch)
+                while self._write is not None:
+                    self._bell.wait(_LOOK_SECONDS)
+                    self._finish_write()
+        except ShutdownRequested:
+            pass  # trouble while stopping: nothing more was confirmed, so it comes again
+        except TextNeeded:
+            pass

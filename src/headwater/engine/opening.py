@@ -1,0 +1,93 @@
+"""What a run finds when it opens: its slot, its progress, and the states that an earlier run left."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from headwater.config.pipeline import InvalidatedSlotBehavior
+from headwater.contracts.stores import APPLY
+from headwater.engine.run import Run
+from headwater.lsn import EndLsn
+from headwater.schema.table import quote_identifier
+from headwater.source.publication import PublishedTable
+from headwater.source.server import flush_lsn
+from headwater.source.session import Connection
+from headwater.source.slot_check import SlotVerdict, check_apply_slot
+from headwater.source.slot_errors import LineageLost
+from headwater.source.slots import apply_slot_name, drop_slot, inspect_slot, sync_slots
+from headwater.states import AFTER_CRASH, Phase, TableState
+from headwater.wire.connection import WireConnection
+
+log = logging.getLogger(__name__)
+
+
+def open_slot(run: Run, connection: Connection) -> EndLsn:
+    """Where the apply worker starts. Makes the slot for a new pipeline; never papers over one that was lost (invariant 10)."""
+    name = apply_slot_name(run.config.id)
+    try:
+        verdict = _verdict(run, connection, name)
+    except LineageLost as error:
+        if run.config.invalidated_slot_behavior is not InvalidatedSlotBehavior.RECREATE:
+            raise
+        log.warning("copying every table again: %s", error)
+        drop_slot(connection, name)
+        run.store.reset_table_states_for_resync()
+        verdict = SlotVerdict.CREATE
+    if verdict is SlotVerdict.CREATE:
+        return _create(run, name)
+    facts = inspect_slot(connection, name)
+    progress = run.store.get_replication_progress(APPLY)
+    positions = [position for position in (facts.confirmed_flush, progress) if position is not None]
+    return max(positions)
+
+
+def _verdict(run: Run, connection: Connection, name: str) -> SlotVerdict:
+    """With the furthest position on record: a slot younger than what a table has seen would leave a gap."""
+    seen = [run.store.get_replication_progress(APPLY)]
+    system_identifier = None
+    for table, state in run.store.get_table_states().items():
+        if state.phase is Phase.SYNC_DONE:
+            seen.append(state.lsn)
+        metadata = run.store.get_destination_table_metadata(table)
+        if metadata is not None and metadata.watermark is not None:
+            seen.append(EndLsn(metadata.watermark.commit_lsn.value))
+            system_identifier = metadata.watermark.system_identifier
+    positions = [position for position in seen if position is not None]
+    # A walsender of a run that was killed may hold the slot until the server notices; drop_slot's rule applies here too.
+    return check_apply_slot(
+        inspect_slot(connection, name),
+        max(positions) if positions else None,
+        run.server,
+        flush_lsn(connection),
+        recorded_system_identifier=system_identifier,
+    )
+
+
+def _create(run: Run, name: str) -> EndLsn:
+    with WireConnection.connect(run.settings, replication=True) as connection:
+        row = connection.query(f"CREATE_REPLICATION_SLOT {quote_identifier(name)} LOGICAL pgoutput")[0]
+    point = row["consistent_point"]
+    assert point is not None
+    start = EndLsn.parse(point)
+    # Recorded at once: from now on a missing slot is a lost one.
+    run.store.upsert_replication_progress(APPLY, start)
+    log.info("made replication slot %s at %s", name, start)
+    return start
+
+
+def settle_states(run: Run, connection: Connection, tables: Sequence[PublishedTable]) -> None:
+    """Take in the published tables, each as a crash would leave it; let go of those that left; drop leftover slots."""
+    published = {table.id: table for table in tables}
+    for table_id in list(run.store.get_table_states()):
+        if table_id not in published:
+            log.info("table %s is no longer published: letting it go, its lake table is kept", table_id)
+            run.store.delete_table_state(table_id)
+    for slot in sync_slots(connection, run.config.id):
+        drop_slot(connection, slot.name)
+    for table in tables:
+        state = run.store.get_table_state(table.id)
+        if state is not None and AFTER_CRASH[state.phase] is not state.phase:
+            state = TableState(AFTER_CRASH[state.phase])
+            run.store.update_table_state(table.id, state)
+        run.board.load(table.id, table.name, state)

@@ -1,0 +1,75 @@
+"""Whose changes are they? Asked by the decoder for every table of a batch.
+
+The apply worker owns a table from Ready, or from SyncDone(lsn) for transactions at or past it. A table whose Relation is
+no longer what was copied is owned by nobody: it is told, and copied again.
+"""
+
+from __future__ import annotations
+
+from headwater.engine.run import Run
+from headwater.lsn import ZERO, CommitLsn, EndLsn
+from headwater.schema.table import ReplicatedTableSchema, TableId
+from headwater.source.publication import OWN_NAMESPACE
+from headwater.states import Phase
+from headwater.wire.pgoutput import Ownership
+from headwater.wire.relation import Relation
+
+
+class TextNeeded(Exception):
+    """A table has a type whose binary form we do not read: the slot must be followed in text form."""
+
+
+def needs_text(schema: ReplicatedTableSchema) -> bool:
+    return not all(column.type.binary for column in schema.columns)
+
+
+class ApplyOwnership:
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._changed: set[TableId] = set()
+        self.binary = True
+
+    def assign(self, relation: Relation, commit_lsn: CommitLsn) -> Ownership | None:
+        if relation.name.namespace == OWN_NAMESPACE:
+            return None
+        from_lsn = self._from(relation.id)
+        if from_lsn is None:
+            return None
+        schema = self._run.stored_schema(relation.id, relation)
+        if schema is None or not relation.matches(schema):
+            self._changed.add(relation.id)
+            return None
+        if self.binary and needs_text(schema):
+            raise TextNeeded(f"table {schema.name} has a type without a binary decoder")
+        return Ownership(schema, from_lsn)
+
+    def take_changed(self) -> set[TableId]:
+        changed, self._changed = self._changed, set()
+        return changed
+
+    def _from(self, table_id: TableId) -> EndLsn | None:
+        state = self._run.board.get(table_id)
+        if state is None:
+            return None
+        if state.phase is Phase.READY:
+            return ZERO
+        if state.phase is Phase.SYNC_DONE:
+            return state.lsn
+        return None
+
+
+class SyncOwnership:
+    """A table sync worker's view: its own table, from its slot's consistent point on."""
+
+    def __init__(self, schema: ReplicatedTableSchema, start: EndLsn) -> None:
+        self._schema = schema
+        self._start = start
+        self.changed = False
+
+    def assign(self, relation: Relation, commit_lsn: CommitLsn) -> Ownership | None:
+        if relation.id != self._schema.id:
+            return None
+        if not relation.matches(self._schema):
+            self.changed = True
+            return None
+        return Ownership(self._schema, self._start)

@@ -1,0 +1,220 @@
+"""The pipeline: what a user starts, waits for and shuts down.
+
+One thread supervises: it starts table sync workers, watches the lock, the JVM and every worker, and ends the run in order.
+One run of a pipeline at a time, by a session advisory lock held for the whole run (invariant 6).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from headwater.config.pipeline import PipelineConfig
+from headwater.contracts.destination import Destination, RunContext
+from headwater.contracts.stores import PipelineStore
+from headwater.engine.apply_worker import ApplyWorker
+from headwater.engine.board import Board
+from headwater.engine.opening import open_slot, settle_states
+from headwater.engine.retry import is_worth_retrying
+from headwater.engine.run import Run
+from headwater.engine.source_rows import SourceRows
+from headwater.engine.tables import TableSyncPool
+from headwater.errors import HeadwaterError, PipelineLocked, SparkLost
+from headwater.observability.progress import Progress
+from headwater.source.lock import PipelineLock
+from headwater.source.preflight import raise_for_errors, run_preflight
+from headwater.source.publication import published_tables
+from headwater.source.server import server_facts
+from headwater.source.session import connect
+from headwater.spark.session import jvm_alive
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+_WATCH_SECONDS = 1.0
+
+
+class Pipeline:
+    """Keeps a destination in step with a publication. `start` once, then `wait`; `shutdown` from anywhere."""
+
+    def __init__(
+        self,
+        config: PipelineConfig,
+        store: PipelineStore,
+        destination: Destination,
+        *,
+        spark: SparkSession | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self.config = config
+        self.progress = progress if progress is not None else Progress()
+        self._store = store
+        self._destination = destination
+        self._spark = spark
+        self._settings = config.pg_connection.connect_settings(f"headwater_{config.id}")
+        self._lock = PipelineLock(self._settings, config.id)
+        self._stop = threading.Event()
+        self._ended = threading.Event()
+        self._error: HeadwaterError | None = None
+        self._thread: threading.Thread | None = None
+        self._destination_started = False
+
+    @property
+    def stopped(self) -> bool:
+        return self._ended.is_set()
+
+    def start(self) -> None:
+        """Check everything, then start the workers. Raises with all findings at once if the source is not ready."""
+        if self._thread is not None:
+            raise HeadwaterError(
+                f"pipeline {self.config.id} was started before",
+                hint="Make a new Pipeline object for another run.",
+            )
+        self._lock.acquire()
+        try:
+            worker, pool = self._open()
+        except BaseException:
+            self._close()
+            raise
+        self._thread = threading.Thread(
+            target=self._supervise, args=(worker, pool), name=f"headwater-pipeline-{self.config.id}", daemon=True
+        )
+        self._thread.start()
+
+    def wait(self, timeout_seconds: float | None = None) -> bool:
+        """Wait until the run has ended; raise what ended it. False if the timeout passed first."""
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        # In short steps: a signal handler runs in the main thread only between them.
+        while not self._ended.wait(0.2):
+            if deadline is not None and time.monotonic() >= deadline:
+                return False
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def shutdown(self) -> None:
+        """Ask for an orderly stop: batches under way are finished, recorded and confirmed. Returns at once."""
+        self._stop.set()
+
+    def _open(self) -> tuple[ApplyWorker, TableSyncPool]:
+        config = self.config
+        with connect(self._settings) as connection:
+            findings = run_preflight(
+                connection,
+                config.publication_name,
+                pipeline_id=config.id,
+                max_table_sync_workers=config.max_table_sync_workers,
+                store_in_source=config.store_pg_connection is None,
+            )
+            raise_for_errors(findings)
+            for finding in findings:
+                log.warning("%s", finding)
+            server = server_facts(connection)
+            self._store.start()
+            for load in ("load_table_states", "load_table_schemas", "load_destination_tables_metadata"):
+                getattr(self._store, load)()
+            board = Board(self._store, self.progress)
+            run = Run(
+                config,
+                self._settings,
+                self._store,
+                self._destination,
+                self._spark,
+                self.progress,
+                board,
+                server,
+                self._stop,
+            )
+            tables = published_tables(connection, config.publication_name)
+            start = open_slot(run, connection)
+            settle_states(run, connection, tables)
+        rows = SourceRows(self._settings)
+        self._destination.start(RunContext(config.id, server.system_identifier, rows.read))
+        self._destination_started = True
+        return ApplyWorker(run, start), TableSyncPool(run, tables, self._fail)
+
+    def _supervise(self, worker: ApplyWorker, pool: TableSyncPool) -> None:
+        apply_thread = threading.Thread(target=self._run_apply, args=(worker,), name="headwater-apply", daemon=True)
+        apply_thread.start()
+        watched = 0.0
+        try:
+            while not self._stop.is_set():
+                pool.start_due()
+                if time.monotonic() - watched > _WATCH_SECONDS:
+                    self._watch()
+                    watched = time.monotonic()
+                pool.bell.wait(0.25)
+        except Exception as error:
+            self._fail(_as_headwater(error))
+        finally:
+            self._stop.set()
+            worker.wake()
+            # After a lost JVM nothing of a write can end in order; the threads die with the process.
+            patience = 2.0 if isinstance(self._error, SparkLost) else None
+            apply_thread.join(patience)
+            pool.join(patience)
+            self._close()
+            self._ended.set()
+
+    def _run_apply(self, worker: ApplyWorker) -> None:
+        try:
+            worker.run()
+        except Exception as error:
+            self._fail(_as_headwater(error))
+
+    def _watch(self) -> None:
+        """Raise if the run may not go on."""
+        if self._spark is not None and not jvm_alive(self._spark):
+            raise SparkLost(
+                "the JVM that runs Spark is gone",
+                detail="lake commits that were under way may or may not have happened",
+                hint="Start the pipeline again; it looks for the watermarks and goes on from there.",
+            )
+        try:
+            self._lock.check()
+        except PipelineLocked:
+            # The server may only have restarted: the lock is ours again unless somebody else took it.
+            self._lock.release()
+            self._reacquire()
+
+    def _reacquire(self) -> None:
+        try:
+            self._lock.acquire()
+        except HeadwaterError as error:
+            if isinstance(error, PipelineLocked) or not is_worth_retrying(error):
+                raise
+            log.warning("the pipeline's lock could not be taken again yet: %s", error.message)
+
+    def _fail(self, error: HeadwaterError) -> None:
+        """The first error is the one that ended the run; whatever follows from it is only logged."""
+        if self._error is None:
+            self._error = error
+            self.progress.error(str(error))
+        else:
+            log.warning("while stopping: %s", error)
+        self._stop.set()
+
+    def _close(self) -> None:
+        if self._destination_started:
+            self._destination_started = False
+            try:
+                self._destination.shutdown()
+            except Exception as error:
+                log.warning("the destination's shutdown failed: %s", error)
+        self._store.close()
+        self._lock.release()
+
+
+def _as_headwater(error: Exception) -> HeadwaterError:
+    if isinstance(error, HeadwaterError):
+        return error
+    log.error("unexpected failure", exc_info=error)
+    return HeadwaterError(
+        "the pipeline failed unexpectedly",
+        detail=f"{type(error).__name__}: {error}",
+        hint="This is a defect of Headwater; report it with the log. Starting again goes on where it was.",
+    )

@@ -1,0 +1,37 @@
+"""Waiting between attempts: exponential, with jitter, reset by progress."""
+
+from __future__ import annotations
+
+import random
+
+from headwater.errors import (
+    ConnectError,
+    ConnectionLost,
+    DestinationUnavailable,
+    HeadwaterError,
+    LakeCommitUnknown,
+    Retry,
+    StoreUnavailable,
+)
+
+WORLD = (ConnectError, ConnectionLost, StoreUnavailable, DestinationUnavailable, LakeCommitUnknown)
+"""Trouble that is nobody's in particular: waited out, never recorded as a table's error (invariant 15)."""
+
+
+class Backoff:
+    def __init__(self, first_seconds: float, most_seconds: float = 30.0) -> None:
+        self._first, self._most = first_seconds, most_seconds
+        self.attempts = 0
+
+    def next_seconds(self) -> float:
+        """Count an attempt and say how long to wait after it: doubled each time, and between half and all of that."""
+        wait = min(self._most, self._first * 2.0**self.attempts)
+        self.attempts += 1
+        return wait * random.uniform(0.5, 1.0)
+
+    def reset(self) -> None:
+        self.attempts = 0
+
+
+def is_worth_retrying(error: HeadwaterError) -> bool:
+    return isinstance(error, WORLD) or error.retry is Retry.TIMED

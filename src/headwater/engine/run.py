@@ -1,0 +1,68 @@
+"""What the workers of one run share."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from headwater.config.pipeline import PipelineConfig
+from headwater.contracts.destination import Destination
+from headwater.contracts.stores import PipelineStore
+from headwater.engine.board import Board
+from headwater.engine.slot_stream import StreamOptions
+from headwater.errors import ShutdownRequested
+from headwater.observability.progress import Progress
+from headwater.schema.table import ReplicatedTableSchema, SnapshotId, TableId
+from headwater.source.server import ServerFacts
+from headwater.wire.relation import Relation
+from headwater.wire.settings import ConnectSettings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_NEWEST = SnapshotId(2**63 - 1)
+_LONGEST_STATUS_INTERVAL_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Run:
+    config: PipelineConfig
+    settings: ConnectSettings
+    store: PipelineStore
+    destination: Destination
+    spark: SparkSession | None
+    progress: Progress
+    board: Board
+    server: ServerFacts
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def raise_if_stopped(self) -> None:
+        if self.stop.is_set():
+            raise ShutdownRequested("the pipeline is stopping", hint="Start the pipeline again to go on.")
+
+    def pause(self, seconds: float) -> None:
+        """Wait between attempts; a stop ends the wait at once."""
+        self.stop.wait(seconds)
+        self.raise_if_stopped()
+
+    def stream_options(self, binary: bool) -> StreamOptions:
+        timeout = self.server.wal_sender_timeout_ms / 1000
+        interval = min(timeout / 3, _LONGEST_STATUS_INTERVAL_SECONDS) if timeout else _LONGEST_STATUS_INTERVAL_SECONDS
+        return StreamOptions(self.config.publication_name, binary, interval)
+
+    def stored_schema(self, table_id: TableId, relation: Relation | None = None) -> ReplicatedTableSchema | None:
+        """The schema a table was copied with, and the columns of it that were copied.
+
+        A destination that keeps no metadata leaves the mask to what the stream says.
+        """
+        schema = self.store.get_table_schema(table_id, _NEWEST)
+        if schema is None:
+            return None
+        metadata = self.store.get_destination_table_metadata(table_id)
+        if metadata is not None:
+            return ReplicatedTableSchema(schema, metadata.replication_mask)
+        if relation is None:
+            return ReplicatedTableSchema(schema)
+        sent = {column.name for column in relation.columns}
+        return ReplicatedTableSchema(schema, tuple(column.name in sent for column in schema.columns))

@@ -1,0 +1,324 @@
+"""A table sync worker: copies one table under lock and exported snapshot, follows its own slot, hands the table over.
+
+Publication, then lock, then slot with exported snapshot, then copy (invariant 1). It comes close to the server's position
+before it asks for the hand-off, so that the apply worker's pause is short.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from headwater.contracts.results import (
+    DropTableForCopyResult,
+    PendingResult,
+    WriteEventsResult,
+    WriteTableRowsResult,
+)
+from headwater.contracts.stores import WorkerType
+from headwater.engine.bell import Bell
+from headwater.engine.calls import call
+from headwater.engine.copying import CopyProgress
+from headwater.engine.ownership import SyncOwnership, needs_text
+from headwater.engine.retry import WORLD, Backoff
+from headwater.engine.run import Run
+from headwater.engine.slot_stream import SlotStream
+from headwater.errors import HeadwaterError, Retry, SchemaError, ShutdownRequested, SparkLost
+from headwater.events import EventBatch, TableRows
+from headwater.lsn import EndLsn
+from headwater.schema.table import ReplicatedTableSchema, SnapshotId, quote_identifier
+from headwater.source.catalog import load_table_schemas
+from headwater.source.copy_plan import plan_copy
+from headwater.source.copy_read import copy_batches
+from headwater.source.exported_snapshot import TableLock, table_lock
+from headwater.source.publication import PublishedTable
+from headwater.source.server import flush_lsn
+from headwater.source.session import Connection, connect
+from headwater.source.slot_check import blockers
+from headwater.source.slots import drop_slot, sync_slot_name
+from headwater.states import DATA_SYNC, FINISHED_COPY, INIT, SYNC_WAIT, Actor, Phase, sync_done
+from headwater.wire.connection import WireConnection
+from headwater.wire.pgoutput import PgOutputDecoder
+
+log = logging.getLogger(__name__)
+
+_CLOSE_BYTES = 1 << 20
+"""So near to the server's position that the rest is a matter of milliseconds."""
+_BLOCKED_AFTER_SECONDS = 5.0
+_LOOK_SECONDS = 0.2
+
+
+class SchemaChangedMeanwhile(HeadwaterError):
+    """The table's schema changed between its copy and its hand-off: the copy starts again at once."""
+
+    default_retry = Retry.TIMED
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    connection: WireConnection
+    name: str
+    start: EndLsn
+    exported_snapshot: str
+
+
+class TableSyncWorker:
+    """Runs in a thread of its own (`run`), once; the pipeline starts another for another attempt."""
+
+    def __init__(self, run: Run, table: PublishedTable, on_fatal: Callable[[HeadwaterError], None]) -> None:
+        self._run_ = run
+        self._table = table
+        self._on_fatal = on_fatal
+        self._bell = Bell()
+        self._slot_name = sync_slot_name(run.config.id, table.id)
+        self._settings = replace(run.settings, application_name=self._slot_name)
+        self.wait_seconds: float | None = None
+        """Set when the attempt failed for a reason that may pass: how long to wait before the next."""
+
+    def run(self) -> None:
+        self._run_.board.listen(self._bell.ring)
+        try:
+            self._sync()
+        except ShutdownRequested:
+            pass  # never recorded: the copy starts again with the next run
+        except SparkLost as error:
+            self._on_fatal(error)
+        except HeadwaterError as error:
+            self._failed(error)
+        except Exception as error:
+            log.exception("table %s: the table sync worker failed", self._table.name)
+            self._failed(
+                HeadwaterError(
+                    f"table sync of {self._table.name} failed",
+                    detail=f"{type(error).__name__}: {error}",
+                    hint="This is a defect of Headwater; report it with the log. The table is tried again.",
+                    retry=Retry.TIMED,
+                )
+            )
+
+    def _sync(self) -> None:
+        run = self._run_
+        with connect(self._settings) as admin:
+            drop_slot(admin, self._slot_name)
+            self._end_old_copy()
+            run.board.move(self._table.id, DATA_SYNC, Actor.TABLE_SYNC)
+            slot, schema = self._copy(admin)
+            stream = None
+            try:
+                run.board.move(self._table.id, FINISHED_COPY, Actor.TABLE_SYNC)
+                options = run.stream_options(binary=not needs_text(schema))
+                stream = SlotStream(slot.connection, slot.name, slot.start, options, self._bell)
+                position = self._follow(stream, slot, schema, admin)
+                # Before the slot is given up: the apply worker stands still until it sees this.
+                run.board.move(self._table.id, sync_done(position), Actor.TABLE_SYNC)
+            finally:
+                if stream is not None:
+                    stream.close()
+                slot.connection.close()
+            self._give_up_slot(admin)
+
+    def _give_up_slot(self, admin: Connection) -> None:
+        try:
+            drop_slot(admin, self._slot_name)
+        except HeadwaterError as error:
+            log.warning("slot %s is dropped at the next start, it could not be now: %s", self._slot_name, error.message)
+
+    # Copy
+
+    def _end_old_copy(self) -> None:
+        run = self._run_
+        old = run.stored_schema(self._table.id)
+        if old is not None:
+            drop = run.destination.drop_table_for_copy
+            call("headwater-drop", DropTableForCopyResult(), lambda result: drop(old, result)).wait(run.stop)
+        run.store.prepare_table_state_for_copy(self._table.id)
+
+    def _copy(self, admin: Connection) -> tuple[_Slot, ReplicatedTableSchema]:
+        run = self._run_
+        with table_lock(self._settings, [self._table.id]) as lock:
+            slot = self._make_slot(admin)
+            try:
+                lock.extend()
+                found = load_table_schemas(
+                    lock.connection, [self._table.id], run.config.publication_name, SnapshotId(slot.start.value)
+                )
+                schema = found.get(self._table.id)
+                if schema is None or not schema.columns:
+                    raise SchemaError(
+                        f"table {self._table.name} has nothing to copy",
+                        detail="it was dropped, or the publication sends none of its columns",
+                        hint="It leaves the pipeline when it leaves the publication.",
+                        retry=Retry.TIMED,
+                    )
+                run.store.store_table_schema(schema.table_schema)
+                self._write_rows(lock, slot, schema)
+            except BaseException:
+                slot.connection.close()
+                raise
+            return slot, schema
+
+    def _make_slot(self, admin: Connection) -> _Slot:
+        connection = WireConnection.connect(self._settings, replication=True)
+        made = threading.Event()
+        watcher = threading.Thread(
+            target=self._say_who_blocks, args=(admin, made), name=f"headwater-wait-{self._slot_name}", daemon=True
+        )
+        watcher.start()
+        try:
+            command = f"CREATE_REPLICATION_SLOT {quote_identifier(self._slot_name)} LOGICAL pgoutput"
+            export = " (SNAPSHOT 'export')" if connection.server_version >= 150000 else " EXPORT_SNAPSHOT"
+            row = connection.query(command + export)[0]
+        except BaseException:
+            connection.close()
+            raise
+        finally:
+            made.set()
+            watcher.join()
+        start, snapshot = row["consistent_point"], row["snapshot_name"]
+        assert start is not None and snapshot is not None
+        return _Slot(connection, self._slot_name, EndLsn.parse(start), snapshot)
+
+    def _say_who_blocks(self, admin: Connection, made: threading.Event) -> None:
+        while not made.wait(_BLOCKED_AFTER_SECONDS):
+            try:
+                names = "; ".join(str(blocker) for blocker in blockers(admin)) or "transactions that have just begun"
+            except HeadwaterError:
+                return
+            log.warning("table %s: making its slot waits for %s", self._table.name, names)
+
+    def _write_rows(self, lock: TableLock, slot: _Slot, schema: ReplicatedTableSchema) -> None:
+        run, settings = self._run_, self._settings
+        cores = run.spark.sparkContext.defaultParallelism if run.spark is not None else 1
+        plan = plan_copy(
+            lock.connection, self._table, schema, parallelism=min(cores, run.config.max_copy_connections_per_table)
+        )
+        if not run.config.table_sync_copy.copies(str(self._table.name)):
+            plan = replace(plan, ranges=())
+        copying = CopyProgress(run, self._table, plan)
+        rows = TableRows(
+            epoch=uuid.uuid4().hex,
+            start_lsn=slot.start,
+            make_dataframe=lambda: copying.dataframe(settings, slot.exported_snapshot, schema),
+            batches=lambda: copy_batches(settings, slot.exported_snapshot, plan, schema),
+        )
+        pending = call(
+            f"headwater-copy-{self._table.name}",
+            WriteTableRowsResult(),
+            lambda result: copying.in_job_group(lambda: run.destination.write_table_rows(schema, rows, result)),
+        )
+        try:
+            self._await_copy(pending, lock, copying)
+        except ShutdownRequested:
+            copying.cancel()
+            raise
+        lock.check()
+        copying.finished()
+
+    def _await_copy(self, pending: PendingResult, lock: TableLock, copying: CopyProgress) -> None:
+        pending.on_done(self._bell.ring)
+        looked = time.monotonic()
+        while not pending.done:
+            self._bell.wait(_LOOK_SECONDS)
+            self._run_.raise_if_stopped()
+            copying.report()
+            if time.monotonic() - looked > 1.0:
+                lock.check()
+                looked = time.monotonic()
+        pending.raise_if_failed()
+
+    # Following the own slot up to the hand-off
+
+    def _follow(self, stream: SlotStream, slot: _Slot, schema: ReplicatedTableSchema, admin: Connection) -> EndLsn:
+        decoder, ownership = PgOutputDecoder(), SyncOwnership(schema, slot.start)
+        position, asked = slot.start, 0.0
+        while True:
+            self._run_.raise_if_stopped()
+            for chunk in stream.take():
+                decoder.feed(chunk.data)
+            position = max(position, self._apply(decoder, ownership, stream) or position)
+            state = self._run_.board.get(self._table.id)
+            if state is None:
+                raise ShutdownRequested("the table left the publication", hint="Nothing is to be done.")
+            if state.phase is Phase.CATCHUP and state.lsn is not None and position >= state.lsn:
+                return position
+            if time.monotonic() - asked > _LOOK_SECONDS:
+                asked = time.monotonic()
+                if state.phase is Phase.FINISHED_COPY and flush_lsn(admin).value - position.value < _CLOSE_BYTES:
+                    self._run_.board.move(self._table.id, SYNC_WAIT, Actor.TABLE_SYNC)
+                stream.request_reply()
+            self._bell.wait(_LOOK_SECONDS)
+
+    def _apply(self, decoder: PgOutputDecoder, ownership: SyncOwnership, stream: SlotStream) -> EndLsn | None:
+        """Write what has come whole; the position up to which everything of this table is durable, if it moved."""
+        run = self._run_
+        if not decoder.has_transactions:
+            idle = decoder.idle_position
+            if idle is not None:
+                stream.confirm(idle)
+            return idle
+        changes = decoder.seal(ownership.assign)
+        assert changes is not None
+        if ownership.changed:
+            raise SchemaChangedMeanwhile(
+                f"the schema of {self._table.name} changed during its copy", hint="The table is copied again at once."
+            )
+        batch = EventBatch.of(changes)
+        if batch.tables:
+            self._write_events(batch)
+            run.store.upsert_replication_progress(WorkerType(self._table.id), batch.end_lsn)
+        stream.confirm(batch.end_lsn)
+        return batch.end_lsn
+
+    def _write_events(self, batch: EventBatch) -> None:
+        run, backoff = self._run_, Backoff(0.5)
+        while True:
+            write = run.destination.write_events
+            pending = call(
+                f"headwater-catchup-{self._table.name}", WriteEventsResult(), lambda result: write(batch, result)
+            )
+            try:
+                pending.wait(run.stop)
+                return
+            except WORLD as error:
+                seconds = backoff.next_seconds()
+                log.warning("table %s: writing failed, trying again in %.1f s: %s", self._table.name, seconds, error)
+                run.pause(seconds)
+
+    # Failure
+
+    def _failed(self, error: HeadwaterError) -> None:
+        """Back to Init for what may pass by itself, else Errored with the policy that the error asks for."""
+        run = self._run_
+        if run.stop.is_set():
+            return
+        log.warning("table %s: %s", self._table.name, error)
+        run.progress.error(f"{self._table.name}: {error}")
+        try:
+            self._record_failure(error)
+        except HeadwaterError as trouble:
+            log.warning("table %s: its error could not be recorded: %s", self._table.name, trouble)
+            self.wait_seconds = run.config.table_error_retry_delay_ms / 1000
+        try:
+            with connect(self._settings) as admin:
+                self._give_up_slot(admin)
+        except HeadwaterError:
+            pass  # out of reach: the next attempt drops it first
+
+    def _record_failure(self, error: HeadwaterError) -> None:
+        run = self._run_
+        state = run.board.get(self._table.id)
+        if state is None:
+            return
+        if isinstance(error, (*WORLD, SchemaChangedMeanwhile)):
+            self.wait_seconds = 0.0 if isinstance(error, SchemaChangedMeanwhile) else 1.0
+            if state.phase not in (Phase.INIT, Phase.DATA_SYNC):
+                run.board.move(self._table.id, INIT, Actor.TABLE_SYNC)
+            elif state.phase is Phase.DATA_SYNC:
+                run.board.move(self._table.id, INIT, Actor.PIPELINE)
+            return
+        error.table_id = self._table.id
+        run.board.fail(self._table.id, error, run.config, Actor.TABLE_SYNC)

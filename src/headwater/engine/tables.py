@@ -1,0 +1,82 @@
+"""The pool of table sync workers: which tables are due, and how many at once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+
+from headwater.engine.bell import Bell
+from headwater.engine.run import Run
+from headwater.engine.table_sync import TableSyncWorker
+from headwater.errors import HeadwaterError, Retry
+from headwater.schema.table import TableId
+from headwater.source.publication import PublishedTable
+from headwater.states import INIT, Actor, Phase, TableState
+
+
+class TableSyncPool:
+    """Used by the supervising thread alone."""
+
+    def __init__(
+        self, run: Run, tables: Sequence[PublishedTable], on_fatal: Callable[[HeadwaterError], None]
+    ) -> None:
+        self._run = run
+        self._tables = {table.id: table for table in tables}
+        self._on_fatal = on_fatal
+        self._active: dict[TableId, tuple[TableSyncWorker, threading.Thread]] = {}
+        self._not_before: dict[TableId, float] = {}
+        self.bell = Bell()
+        run.board.listen(self.bell.ring)
+
+    def start_due(self) -> None:
+        """Start workers for tables that wait for one, the largest first: they take longest."""
+        self._collect()
+        free = self._run.config.max_table_sync_workers - len(self._active)
+        if free <= 0:
+            return
+        for table_id in self._due()[:free]:
+            worker = TableSyncWorker(self._run, self._tables[table_id], self._on_fatal)
+            name = f"headwater-sync-{self._tables[table_id].name}"
+            thread = threading.Thread(target=self._run_worker, args=(worker,), name=name, daemon=True)
+            self._active[table_id] = (worker, thread)
+            thread.start()
+
+    def join(self, timeout_seconds: float | None) -> None:
+        for _, thread in self._active.values():
+            thread.join(timeout_seconds)
+
+    def _run_worker(self, worker: TableSyncWorker) -> None:
+        try:
+            worker.run()
+        finally:
+            self.bell.ring()
+
+    def _collect(self) -> None:
+        for table_id, (worker, thread) in list(self._active.items()):
+            if not thread.is_alive():
+                del self._active[table_id]
+                if worker.wait_seconds is not None:
+                    self._not_before[table_id] = time.monotonic() + worker.wait_seconds
+
+    def _due(self) -> list[TableId]:
+        due = []
+        for table_id, state in self._run.board.all().items():
+            if table_id in self._active or table_id not in self._tables:
+                continue
+            if time.monotonic() < self._not_before.get(table_id, 0.0):
+                continue
+            if state.phase is Phase.ERRORED and _retry_is_due(state):
+                self._run.board.move(table_id, INIT, Actor.PIPELINE)
+                due.append(table_id)
+            elif state.phase is Phase.INIT:
+                due.append(table_id)
+        return sorted(due, key=lambda table_id: -self._tables[table_id].relation_bytes)
+
+
+def _retry_is_due(state: TableState) -> bool:
+    policy = state.retry_policy
+    if policy is None or policy.kind is not Retry.TIMED or policy.next_retry is None:
+        return False
+    return datetime.now(UTC) >= policy.next_retry

@@ -1,0 +1,78 @@
+"""Logging for people: one plain line an event on standard error, and no secret in any of them.
+
+The standard library's logging, so that whoever embeds Headwater configures it as usual; `configure` is for the
+command line. Refusing secrets happens in the formatter, after arguments and tracebacks have become text: a filter on
+records would miss both.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+import time
+from collections.abc import Iterable
+
+QUIET = {"py4j": logging.ERROR, "pyspark": logging.WARNING, "pyiceberg": logging.WARNING, "urllib3": logging.WARNING}
+
+# Shorter ones would blot out ordinary words, and are no secrets in any case.
+SHORTEST_SECRET = 4
+
+_SHAPES = (
+    # password=..., "password": "...", as connection strings, dictionaries and headers spell it
+    re.compile(r"""(?P<keep>\b(?:password|secret|token)\b["']?\s*[=:]\s*)(?:"[^"]*"|'[^']*'|[^\s,;&"')}]+)""", re.I),
+    # scheme://user:password@host
+    re.compile(r"(?P<keep>\b[a-z][a-z0-9+.-]*://[^\s:/@]*:)[^\s@/]+(?=@)", re.I),
+)
+
+
+def redact(text: str, secrets: Iterable[str] = ()) -> str:
+    """The text without the given secrets, and without what looks like one."""
+    for secret in secrets:
+        text = text.replace(secret, "***")
+    for shape in _SHAPES:
+        text = shape.sub(r"\g<keep>***", text)
+    return text
+
+
+class PlainFormatter(logging.Formatter):
+    """`12:03:44 warning apply: text`, in UTC, the logger's name without the package."""
+
+    converter = staticmethod(time.gmtime)
+
+    def __init__(self, secrets: Iterable[str] = ()) -> None:
+        super().__init__()
+        # The longest first: one secret may contain another.
+        self._secrets = sorted({s for s in secrets if len(s) >= SHORTEST_SECRET}, key=len, reverse=True)
+
+    def format(self, record: logging.LogRecord) -> str:
+        name = record.name.removeprefix("headwater.").replace(".", " ")
+        text = f"{self.formatTime(record, '%H:%M:%S')} {record.levelname.lower()} {name}: {record.getMessage()}"
+        if record.exc_info:
+            text += "\n" + self.formatException(record.exc_info)
+        return redact(text, self._secrets)
+
+
+class _StandardError(logging.Handler):
+    """Writes to what `sys.stderr` is at that moment: a live display replaces it, so that lines appear above it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            sys.stderr.write(self.format(record) + "\n")
+            sys.stderr.flush()
+        except (OSError, ValueError):
+            self.handleError(record)
+
+
+def configure(level: int = logging.INFO, secrets: Iterable[str] = ()) -> None:
+    """Set up logging of the command line. Calling it again replaces what the last call set up."""
+    handler = _StandardError()
+    handler.setFormatter(PlainFormatter(secrets))
+    root = logging.getLogger()
+    for old in [old for old in root.handlers if isinstance(old, _StandardError)]:
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(logging.WARNING)
+    logging.getLogger("headwater").setLevel(level)
+    for name, quiet in QUIET.items():
+        logging.getLogger(name).setLevel(quiet)

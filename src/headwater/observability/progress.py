@@ -1,0 +1,187 @@
+"""What a running pipeline is doing, as facts that the engine reports and others read.
+
+Knows nobody: tables are numbers with names, states are words. Every method may be called from any thread, returns at
+once and never raises, so that reporting can't disturb the work. Readers take a `snapshot()`, or wait for one that
+satisfies them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+RATE_WINDOW_SECONDS = 5.0
+KEPT_ERRORS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class TableProgress:
+    """One table, as last reported."""
+
+    id: int
+    name: str
+    state: str
+    copying: bool = False
+    copy_fraction: float = 0.0
+    estimated_rows: int = 0
+    estimated_bytes: int = 0
+    copied_rows: int = 0
+    copy_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressSnapshot:
+    """Everything at one moment. Positions are WAL positions as numbers."""
+
+    tables: tuple[TableProgress, ...] = ()
+    changes: int = 0
+    changes_per_second: float = 0.0
+    batches: int = 0
+    received: int = 0
+    confirmed: int = 0
+    server: int = 0
+    lag_seconds: float = 0.0
+    waiting: str | None = None
+    longest_pause_seconds: float = 0.0
+    errors: tuple[str, ...] = ()
+
+    @property
+    def lag_bytes(self) -> int:
+        return max(0, self.server - self.confirmed)
+
+    @property
+    def copied_rows(self) -> int:
+        return sum(table.copied_rows for table in self.tables)
+
+    def states(self) -> dict[str, str]:
+        return {table.name: table.state for table in self.tables}
+
+
+@dataclass(slots=True)
+class _Rate:
+    """Changes of the last few seconds."""
+
+    window: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def add(self, now: float, count: int) -> None:
+        self.window.append((now, count))
+        self.at(now)
+
+    def at(self, now: float) -> float:
+        while self.window and self.window[0][0] < now - RATE_WINDOW_SECONDS:
+            self.window.popleft()
+        return sum(count for _, count in self.window) / RATE_WINDOW_SECONDS
+
+
+class Progress:
+    """The engine's side and the reader's side of one run."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._tables: dict[int, TableProgress] = {}
+        self._now = ProgressSnapshot()
+        self._rate = _Rate()
+        self._newest_commit_time: float | None = None
+        self._caught_up_at: float | None = None
+        self._waiting_since: float | None = None
+
+    # The engine's side.
+
+    def table_state(self, table_id: int, name: str, state: str) -> None:
+        with self._changed:
+            before = self._tables.get(table_id)
+            base = before if before is not None else TableProgress(table_id, name, state)
+            self._tables[table_id] = replace(base, name=name, state=state)
+            self._changed.notify_all()
+
+    def table_removed(self, table_id: int) -> None:
+        with self._changed:
+            self._tables.pop(table_id, None)
+            self._changed.notify_all()
+
+    def copy_started(self, table_id: int, estimated_rows: int, estimated_bytes: int) -> None:
+        self._copy(
+            table_id,
+            copying=True,
+            copy_fraction=0.0,
+            copied_rows=0,
+            estimated_rows=estimated_rows,
+            estimated_bytes=estimated_bytes,
+        )
+
+    def copy_advanced(self, table_id: int, fraction: float) -> None:
+        self._copy(table_id, copy_fraction=min(1.0, max(0.0, fraction)))
+
+    def copy_finished(self, table_id: int, rows: int, seconds: float) -> None:
+        self._copy(table_id, copying=False, copy_fraction=1.0, copied_rows=rows, copy_seconds=seconds)
+
+    def _copy(self, table_id: int, **changes: float) -> None:
+        with self._changed:
+            base = self._tables.get(table_id) or TableProgress(table_id, str(table_id), "")
+            self._tables[table_id] = replace(base, **changes)  # type: ignore[arg-type]
+            self._changed.notify_all()
+
+    def batch_applied(self, changes: int, tables: int, seconds: float, newest_commit_time: float) -> None:
+        """A batch is durable in the destination. `newest_commit_time` is the source's, in seconds since 1970."""
+        with self._changed:
+            self._rate.add(self._clock(), changes)
+            self._newest_commit_time = max(newest_commit_time, self._newest_commit_time or newest_commit_time)
+            self._now = replace(self._now, changes=self._now.changes + changes, batches=self._now.batches + 1)
+            self._changed.notify_all()
+
+    def position(self, received: int, confirmed: int, server: int) -> None:
+        with self._changed:
+            self._now = replace(self._now, received=received, confirmed=confirmed, server=server)
+            if confirmed >= server:
+                self._caught_up_at = self._clock()
+            self._changed.notify_all()
+
+    def waiting(self, what: str | None) -> None:
+        """The apply worker stands still for a reason, or goes on (None)."""
+        with self._changed:
+            now = self._clock()
+            if self._waiting_since is not None:
+                pause = max(self._now.longest_pause_seconds, now - self._waiting_since)
+                self._now = replace(self._now, longest_pause_seconds=pause)
+            self._waiting_since = None if what is None else now
+            self._now = replace(self._now, waiting=what)
+            self._changed.notify_all()
+
+    def error(self, text: str) -> None:
+        with self._changed:
+            self._now = replace(self._now, errors=(*self._now.errors, text)[-KEPT_ERRORS:])
+            self._changed.notify_all()
+
+    # The reader's side.
+
+    def snapshot(self) -> ProgressSnapshot:
+        with self._changed:
+            return self._snapshot()
+
+    def wait_for(self, condition: Callable[[ProgressSnapshot], bool], timeout: float | None = None) -> bool:
+        """Wait until a report makes the condition true; False once `timeout` seconds have passed without it."""
+        with self._changed:
+            return self._changed.wait_for(lambda: condition(self._snapshot()), timeout)
+
+    def _snapshot(self) -> ProgressSnapshot:
+        now = self._clock()
+        return replace(
+            self._now,
+            tables=tuple(sorted(self._tables.values(), key=lambda table: table.name)),
+            changes_per_second=self._rate.at(now),
+            lag_seconds=self._lag_seconds(now),
+        )
+
+    def _lag_seconds(self, now: float) -> float:
+        """Zero when caught up, else the time since we last were, or since the newest applied change was committed.
+
+        The smaller of the two: after an idle hour the newest commit is an hour old, but the lag is not.
+        """
+        if self._now.confirmed >= self._now.server:
+            return 0.0
+        since = [moment for moment in (self._caught_up_at, self._newest_commit_time) if moment is not None]
+        return max(0.0, now - max(since)) if since else 0.0

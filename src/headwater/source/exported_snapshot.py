@@ -1,0 +1,218 @@
+"""The two sessions a copy stands on: one that holds the lock, one that holds the exported snapshot (invariant 1).
+
+The lock comes first and stays until the copy is durable. The engine takes its snapshot from the slot it makes; whoever
+copies without a slot takes it here. Either session may die under us: then the copy starts again, it never goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import psycopg
+from psycopg import sql
+
+from headwater.errors import ConnectionLost, PrivilegeError, SchemaError, SourceError
+from headwater.schema.table import ReplicatedTableSchema, TableId, TableName
+from headwater.source.catalog import load_table_schemas
+from headwater.source.copy_origin import CopyOrigin
+from headwater.source.copy_plan import CopyPlan, plan_copy
+from headwater.source.publication import published_tables
+from headwater.source.server import system_identifier
+from headwater.source.session import Connection, connect, fetch_all, fetch_one
+from headwater.wire.settings import ConnectSettings
+
+_NAMES = """
+SELECT c.oid, n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = ANY(%s)
+"""
+_LOCKED = (
+    "SELECT count(DISTINCT relation) FROM pg_locks WHERE pid = pg_backend_pid() AND granted AND relation = ANY(%s)"
+)
+_ATTEMPTS = 5
+
+
+class TableLock:
+    """ACCESS SHARE on tables and their leaves, in a session of its own. Belongs to one thread."""
+
+    def __init__(self, connection: Connection, settings: ConnectSettings, table_ids: Sequence[TableId]) -> None:
+        self.connection = connection
+        """For planning under the lock. Whoever ends its transaction ends the lock."""
+        self._settings = settings
+        self._table_ids = list(table_ids)
+
+    @property
+    def backend_pid(self) -> int:
+        return self.connection.info.backend_pid
+
+    def check(self) -> None:
+        """Raises ConnectionLost unless the locks are still held: what was copied until now may have holes."""
+        try:
+            row = self.connection.execute(_LOCKED, (self._table_ids,)).fetchone()
+        except psycopg.Error as error:
+            raise self._lost("the session that held it ended") from error
+        if row is None or row[0] < len(set(self._table_ids)):
+            raise self._lost("its transaction ended")
+
+    def extend(self) -> None:
+        """Lock leaves that were attached since, which a lock on the root does not prevent."""
+        lock_tables(self.connection, self._table_ids)
+
+    def _lost(self, why: str) -> ConnectionLost:
+        return ConnectionLost(
+            "the lock that protects a copy was lost",
+            detail=f"On the server at {self._settings.address} {why}; a rewrite of the table may have passed the copy.",
+            hint="The copy starts again. If this repeats, see the server's log for who ended the session.",
+        )
+
+
+def lock_tables(connection: Connection, table_ids: Sequence[TableId]) -> None:
+    """Take ACCESS SHARE, with leaves and inheritance children, in the connection's open transaction."""
+    wanted = sorted(set(table_ids))
+    for _ in range(_ATTEMPTS):
+        names = _names(connection, wanted)
+        missing = [id for id in wanted if id not in names]
+        if missing:
+            raise SchemaError(
+                "a table to be copied does not exist",
+                detail=f"No relation has the oid {', '.join(map(str, missing))}.",
+                hint="It was dropped; it leaves the pipeline with the next look at the publication.",
+            )
+        listed = sql.SQL(", ").join(sql.Identifier(name.namespace, name.name) for name in names.values())
+        connection.execute("SAVEPOINT before_lock")
+        try:
+            # One statement, in the order of the oids: two copies that start together can't wait for each other.
+            connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(listed))
+        except psycopg.errors.UndefinedTable:
+            connection.execute("ROLLBACK TO SAVEPOINT before_lock")
+            continue
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise PrivilegeError(
+                "the role may not read a table that is to be copied",
+                detail=_first_line(error),
+                hint=f"GRANT SELECT ON {', '.join(n.quoted for n in names.values())} TO the pipeline's role.",
+            ) from error
+        # The lock goes by name: one renamed, or dropped and made again, in between is another table now.
+        if _names(connection, wanted) == names:
+            connection.execute("RELEASE SAVEPOINT before_lock")
+            return
+        connection.execute("ROLLBACK TO SAVEPOINT before_lock")
+    raise SourceError(
+        "tables to be copied were renamed while they were being locked",
+        detail=f"{_ATTEMPTS} attempts in a row met another name.",
+        hint="Start the copy again when the renaming is over.",
+    )
+
+
+@contextmanager
+def table_lock(settings: ConnectSettings, table_ids: Sequence[TableId]) -> Iterator[TableLock]:
+    """Hold the tables from before the slot is made until the copy is durable.
+
+    READ COMMITTED on purpose: the session keeps no snapshot between statements, so it holds back no vacuum, and it
+    writes nothing, so no slot waits for it.
+    """
+    with _session(settings) as connection:
+        connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY")
+        lock_tables(connection, table_ids)
+        yield TableLock(connection, settings, table_ids)
+
+
+@contextmanager
+def export_snapshot(settings: ConnectSettings) -> Iterator[str]:
+    """The name of a snapshot of this moment, made without a slot, and good until the context ends."""
+    with _session(settings) as connection:
+        connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        row = fetch_one(connection, "SELECT pg_export_snapshot()", doing="exporting a snapshot")
+        assert row is not None
+        yield str(row[0])
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotTable:
+    schema: ReplicatedTableSchema
+    plan: CopyPlan
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedSnapshot:
+    """Tables of a publication at one moment of one server, readable for as long as the context is open."""
+
+    snapshot_name: str
+    system_identifier: str
+    settings: ConnectSettings
+    tables: Mapping[str, SnapshotTable]
+    lock: TableLock
+
+    def options(self, table: str) -> dict[str, str]:
+        """For `spark.read.format("postgres_copy").options(**...)`. Nothing secret: Spark shows options."""
+        self._table(table)
+        return {"exported_snapshot": self.snapshot_name, "table": table}
+
+    def origin(self, table: str) -> CopyOrigin:
+        found = self._table(table)
+        return CopyOrigin(self.settings, self.snapshot_name, found.plan.server_started_at, found.schema.columns)
+
+    def check(self) -> None:
+        """Raises ConnectionLost if what was read until now may have holes. Ask once more when all is written."""
+        self.lock.check()
+
+    def _table(self, table: str) -> SnapshotTable:
+        found = self.tables.get(table)
+        if found is None:
+            raise _not_published([table], self.tables)
+        return found
+
+
+@contextmanager
+def exported_snapshot(
+    settings: ConnectSettings, publication: str, tables: Sequence[str] | None = None, *, parallelism: int = 1
+) -> Iterator[ExportedSnapshot]:
+    """Read tables of a publication (all, or those named "namespace.table") at one moment, without a pipeline.
+
+    Row filters and column lists of the publication hold. Keep the context open until what was read is written, and call
+    `check()` then.
+    """
+    with _session(settings) as catalog:
+        published = {str(table.name): table for table in published_tables(catalog, publication)}
+        unknown = [name for name in tables or () if name not in published]
+        if unknown:
+            raise _not_published(unknown, published)
+        wanted = {name: table for name, table in published.items() if tables is None or name in tables}
+    ids = [table.id for table in wanted.values()]
+    with table_lock(settings, ids) as lock, export_snapshot(settings) as snapshot_name:
+        lock.extend()
+        # Read under the lock: a column that was dropped before it is not planned for.
+        schemas = load_table_schemas(lock.connection, ids, publication)
+        planned = {
+            name: SnapshotTable(
+                schemas[table.id], plan_copy(lock.connection, table, schemas[table.id], parallelism=parallelism)
+            )
+            for name, table in wanted.items()
+        }
+        yield ExportedSnapshot(snapshot_name, system_identifier(lock.connection), settings, planned, lock)
+
+
+def _not_published(names: Sequence[str], known: Collection[str]) -> SchemaError:
+    return SchemaError(
+        f"the publication has no table {', '.join(names)}",
+        detail=f"It has {', '.join(sorted(known)) or 'none'}.",
+        hint="Name tables as namespace.table, without quotes, as the publication has them.",
+    )
+
+
+@contextmanager
+def _session(settings: ConnectSettings) -> Iterator[Connection]:
+    connection = connect(settings)
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+def _names(connection: Connection, ids: Sequence[TableId]) -> dict[TableId, TableName]:
+    rows = fetch_all(connection, _NAMES, (list(ids),), doing="looking up the tables to be copied")
+    return {TableId(oid): TableName(namespace, name) for oid, namespace, name in sorted(rows)}
+
+
+def _first_line(error: psycopg.Error) -> str:
+    return str(error).strip().partition("\n")[0]

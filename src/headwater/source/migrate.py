@@ -1,0 +1,100 @@
+"""Numbered SQL files, applied once each, in order, whatever number of processes start together.
+
+Everything lives in the namespace `headwater`. Each migration is one transaction under one advisory lock and is recorded
+in `headwater.migrations` by component and number. Where all are recorded, nothing is written and no lock is taken.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from importlib.resources.abc import Traversable
+
+from headwater.errors import StoreError
+from headwater.source.session import Connection
+
+# The same class as the pipelines' locks, with a number that is no pipeline's id.
+_LOCK = (0x68647774, -1)
+_FILE = re.compile(r"(\d{4})_(\w+)\.sql")
+
+_BOOTSTRAP = """
+CREATE TABLE IF NOT EXISTS headwater.migrations (
+    component text NOT NULL,
+    version integer NOT NULL,
+    name text NOT NULL,
+    applied_at timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (component, version)
+)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    version: int
+    name: str
+    statements: str
+
+
+def read_migrations(directory: Traversable) -> list[Migration]:
+    """The files NNNN_name.sql of a directory, in order; a gap or a number used twice is a mistake of ours."""
+    found = []
+    for entry in directory.iterdir():
+        match = _FILE.fullmatch(entry.name)
+        if match is not None:
+            found.append(Migration(int(match[1]), match[2], entry.read_text(encoding="utf-8")))
+    found.sort(key=lambda migration: migration.version)
+    if [migration.version for migration in found] != list(range(1, len(found) + 1)):
+        raise StoreError(
+            "the migrations are not numbered without gaps",
+            detail=", ".join(f"{migration.version:04}_{migration.name}" for migration in found) or "none found",
+            hint="Install Headwater again; files of the package are missing.",
+        )
+    return found
+
+
+def apply_migrations(connection: Connection, component: str, migrations: list[Migration]) -> int:
+    """Bring the database up to date; how many were applied. The session must be in autocommit."""
+    applied = _applied(connection, component)
+    _refuse_newer(component, applied, migrations)
+    count = 0
+    for migration in migrations:
+        if migration.version in applied:
+            continue
+        with connection.transaction():
+            connection.execute("SELECT pg_advisory_xact_lock(%s::int, %s::int)", _LOCK)
+            if migration.version in _applied(connection, component):
+                continue
+            # IF NOT EXISTS alone asks for the right to create even where nothing is to be created.
+            if not _exists(connection, "SELECT to_regnamespace('headwater') IS NOT NULL"):
+                connection.execute("CREATE SCHEMA headwater")
+            if not _exists(connection, "SELECT to_regclass('headwater.migrations') IS NOT NULL"):
+                connection.execute(_BOOTSTRAP)
+            connection.execute(migration.statements.encode())
+            connection.execute(
+                "INSERT INTO headwater.migrations (component, version, name) VALUES (%s, %s, %s)",
+                (component, migration.version, migration.name),
+            )
+            count += 1
+    return count
+
+
+def _exists(connection: Connection, query: str) -> bool:
+    row = connection.execute(query.encode()).fetchone()
+    return row is not None and bool(row[0])
+
+
+def _applied(connection: Connection, component: str) -> set[int]:
+    if not _exists(connection, "SELECT to_regclass('headwater.migrations') IS NOT NULL"):
+        return set()
+    rows = connection.execute("SELECT version FROM headwater.migrations WHERE component = %s", (component,))
+    return {version for (version,) in rows}
+
+
+def _refuse_newer(component: str, applied: set[int], migrations: list[Migration]) -> None:
+    newest = len(migrations)
+    if applied and max(applied) > newest:
+        raise StoreError(
+            f"the namespace headwater was made by a newer version ({component})",
+            detail=f"it has migration {max(applied)}, this version knows {newest}",
+            hint="Upgrade Headwater.",
+        )

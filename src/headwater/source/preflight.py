@@ -1,0 +1,272 @@
+"""Is the source ready for this pipeline? Everything that would fail or surprise later, found and told at once.
+
+Reads only. An error stops the start; a warning is shown and lived with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from headwater.errors import PreflightError, SourceError
+from headwater.schema.table import TableId
+from headwater.source.preflight_tables import TableFacts, table_facts
+from headwater.source.publication import OWN_NAMESPACE, PublicationFacts, publication_facts, published_tables
+from headwater.source.server import ServerFacts, server_facts
+from headwater.source.session import Connection, fetch_one
+from headwater.source.slots import apply_slot_name
+
+OLDEST_VERSION = 140000
+_SHORTEST_SENDER_TIMEOUT_MS = 5000
+_NAMES_SHOWN = 10
+
+
+class Severity(StrEnum):
+    ERROR = "error"
+    WARNING = "warning"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    severity: Severity
+    message: str
+    detail: str
+    hint: str
+
+    def __str__(self) -> str:
+        return f"{self.severity}: {self.message}\n  detail: {self.detail}\n  hint: {self.hint}"
+
+
+def _error(message: str, detail: str, hint: str) -> Finding:
+    return Finding(Severity.ERROR, message, detail, hint)
+
+
+def _warning(message: str, detail: str, hint: str) -> Finding:
+    return Finding(Severity.WARNING, message, detail, hint)
+
+
+def run_preflight(
+    connection: Connection,
+    publication: str,
+    *,
+    pipeline_id: int,
+    max_table_sync_workers: int = 4,
+    store_in_source: bool = True,
+) -> list[Finding]:
+    """Every finding, errors first. Raises only if the server cannot be asked at all."""
+    server = server_facts(connection)
+    findings = list(_server(server, store_in_source))
+    findings += _role(connection)
+    findings += _capacity(connection, server, pipeline_id, 1 + max_table_sync_workers)
+    if store_in_source:
+        findings += _own_namespace(connection, server)
+    findings += _publication(connection, publication)
+    return sorted(findings, key=lambda finding: finding.severity is not Severity.ERROR)
+
+
+def raise_for_errors(findings: Sequence[Finding]) -> None:
+    """PreflightError with all findings, warnings too, if at least one is an error."""
+    errors = [finding for finding in findings if finding.severity is Severity.ERROR]
+    if errors:
+        count = "1 problem" if len(errors) == 1 else f"{len(errors)} problems"
+        raise PreflightError(
+            f"the source is not ready: {count}",
+            detail="\n".join(str(finding) for finding in findings),
+            hint=errors[0].hint if len(errors) == 1 else "See to each finding above, then start again.",
+        )
+
+
+def _server(server: ServerFacts, store_in_source: bool) -> Iterator[Finding]:
+    if server.version_number < OLDEST_VERSION:
+        yield _error(
+            f"the server's version {server.version} is too old",
+            "logical replication in the binary format needs Postgres 14 or newer",
+            "Upgrade the server.",
+        )
+    if server.wal_level != "logical":
+        yield _error(
+            "the server does not write what logical replication needs",
+            f'wal_level is "{server.wal_level}", expected "logical"',
+            "Run ALTER SYSTEM SET wal_level = 'logical'; and restart the server.",
+        )
+    if server.in_recovery and server.major < 16:
+        yield _error(
+            "the server is a standby",
+            f"version {server.version} cannot decode changes on a standby; that needs 16",
+            "Point pg_connection at the primary.",
+        )
+    elif server.in_recovery and store_in_source:
+        yield _error(
+            "the server is a standby, and the store would be in it",
+            "a standby takes no writes",
+            "Set store_pg_connection to a database that can be written.",
+        )
+    timeout = server.wal_sender_timeout_ms
+    if timeout == 0:
+        yield _warning(
+            "the server never gives up a reader that is gone",
+            "wal_sender_timeout is 0, so the slot of a machine that vanished stays in use",
+            "Set wal_sender_timeout to 60s.",
+        )
+    elif timeout < _SHORTEST_SENDER_TIMEOUT_MS:
+        yield _warning(
+            "the server gives up readers very early",
+            f"wal_sender_timeout is {timeout} ms; a pause of the machine may end the stream",
+            "Set wal_sender_timeout to 60s.",
+        )
+
+
+_ROLE = """
+SELECT current_user::text, rolreplication OR rolsuper OR EXISTS (
+    -- Providers that keep the attribute to themselves hand it out as a role.
+    SELECT FROM pg_roles provider WHERE provider.rolname IN ('rds_replication', 'rds_superuser')
+    AND pg_has_role(current_user, provider.oid, 'MEMBER'))
+FROM pg_roles WHERE rolname = current_user
+"""
+
+
+def _role(connection: Connection) -> Iterator[Finding]:
+    row = fetch_one(connection, _ROLE, doing="looking at the role's rights")
+    if row is not None and not row[1]:
+        yield _error(
+            f'role "{row[0]}" may not replicate',
+            "it lacks the attribute REPLICATION",
+            f'Run ALTER ROLE "{row[0]}" REPLICATION; (on RDS: GRANT rds_replication TO "{row[0]}";).',
+        )
+
+
+_USED = """
+SELECT (SELECT count(*) FROM pg_replication_slots WHERE slot_name <> %s AND NOT starts_with(slot_name::text, %s)),
+       (SELECT count(*) FROM pg_stat_replication
+        WHERE pid NOT IN (SELECT active_pid FROM pg_replication_slots WHERE active_pid IS NOT NULL
+                          AND (slot_name = %s OR starts_with(slot_name::text, %s))))
+"""
+
+
+def _capacity(connection: Connection, server: ServerFacts, pipeline_id: int, needed: int) -> Iterator[Finding]:
+    """What an earlier run of this pipeline holds counts as free: it is taken over or dropped."""
+    own = (apply_slot_name(pipeline_id), f"headwater_sync_{pipeline_id}_")
+    row = fetch_one(connection, _USED, (*own, *own), doing="counting replication slots")
+    assert row is not None
+    limits = (
+        ("replication slots", "max_replication_slots", server.max_replication_slots, row[0]),
+        ("wal senders", "max_wal_senders", server.max_wal_senders, row[1]),
+    )
+    for what, setting, limit, used in limits:
+        if limit - used < needed:
+            yield _error(
+                f"the server has too few free {what}",
+                f"{setting} is {limit}, others use {used}, this pipeline needs {needed}",
+                f"Raise {setting} to at least {used + needed} and restart the server, or lower max_table_sync_workers.",
+            )
+
+
+_NAMESPACE = """
+SELECT current_user::text, current_database()::text,
+       (SELECT has_schema_privilege(oid, 'CREATE') AND has_schema_privilege(oid, 'USAGE')
+        FROM pg_namespace WHERE nspname = %s),
+       has_database_privilege(current_database(), 'CREATE')
+"""
+
+
+def _own_namespace(connection: Connection, server: ServerFacts) -> Iterator[Finding]:
+    if server.in_recovery:
+        return
+    row = fetch_one(connection, _NAMESPACE, (OWN_NAMESPACE,), doing="looking at the rights on our namespace")
+    assert row is not None
+    role, database, in_namespace, in_database = row
+    elsewhere = "or set store_pg_connection to a database it may write to"
+    if in_namespace is None and not in_database:
+        yield _error(
+            f'role "{role}" cannot make the namespace {OWN_NAMESPACE}, where progress is kept',
+            f'it lacks CREATE on database "{database}"',
+            f'Run GRANT CREATE ON DATABASE "{database}" TO "{role}";, {elsewhere}.',
+        )
+    elif in_namespace is False:
+        yield _error(
+            f'role "{role}" may not write to the namespace {OWN_NAMESPACE}, where progress is kept',
+            "it lacks USAGE or CREATE on it",
+            f'Run GRANT USAGE, CREATE ON SCHEMA {OWN_NAMESPACE} TO "{role}";, {elsewhere}.',
+        )
+
+
+def _publication(connection: Connection, name: str) -> Iterator[Finding]:
+    try:
+        publication = publication_facts(connection, name)
+        tables = published_tables(connection, name)
+    except SourceError as error:
+        yield _error(error.message, error.detail, error.hint)
+        return
+    if not tables:
+        yield _error(
+            f'publication "{name}" publishes no table',
+            "its tables are none, or only system tables and our own",
+            f'Run ALTER PUBLICATION "{name}" ADD TABLE ...;.',
+        )
+        return
+    if publication.missing_operations:
+        missing = ", ".join(publication.missing_operations)
+        yield _warning(
+            f'publication "{name}" does not publish every operation',
+            f"missing: {missing}; the lake keeps what the source changes that way",
+            f"Unless meant so, run ALTER PUBLICATION \"{name}\" SET (publish = 'insert, update, delete, truncate');.",
+        )
+    facts = table_facts(connection, name, [TableId(table.id) for table in tables])
+    yield from _rights(connection, facts)
+    yield from _identities(publication, facts)
+
+
+def _rights(connection: Connection, facts: Sequence[TableFacts]) -> Iterator[Finding]:
+    role = connection.info.user
+    hidden = sorted({fact.name.namespace for fact in facts if not fact.namespace_usage})
+    if hidden:
+        yield _error(
+            f'role "{role}" may not enter {_count(hidden, "namespace")}',
+            f"no USAGE on {_listed(hidden)}",
+            f'Run GRANT USAGE ON SCHEMA "{hidden[0]}" TO "{role}"; for each of them.',
+        )
+    unreadable = [fact.name.quoted for fact in facts if fact.namespace_usage and not fact.readable]
+    if unreadable:
+        yield _error(
+            f'role "{role}" may not read {_count(unreadable, "table")}',
+            f"no SELECT on {_listed(unreadable)}, or on a partition of it",
+            f'Run GRANT SELECT ON {unreadable[0]} TO "{role}"; for each of them.',
+        )
+    filtered = [fact.name.quoted for fact in facts if fact.row_security]
+    if filtered:
+        yield _error(
+            f'row security hides rows of {_count(filtered, "table")} from role "{role}"',
+            f"active on {_listed(filtered)}; the copy would miss rows that the stream sends",
+            f'Run ALTER ROLE "{role}" BYPASSRLS;.',
+        )
+
+
+def _identities(publication: PublicationFacts, facts: Sequence[TableFacts]) -> Iterator[Finding]:
+    if not (publication.update or publication.delete):
+        return
+    keyless = [fact.name.quoted for fact in facts if not fact.has_identity]
+    if keyless:
+        yield _warning(
+            f"{_count(keyless, 'table')} can only be inserted into",
+            f"the source itself refuses UPDATE and DELETE on {_listed(keyless)}: no usable replica identity",
+            f"Add a primary key, or run ALTER TABLE {keyless[0]} REPLICA IDENTITY FULL; for each of them.",
+        )
+    partial = [fact.name.quoted for fact in facts if fact.has_identity and not fact.identity_published]
+    if partial:
+        yield _warning(
+            f"the column lists of {_count(partial, 'table')} leave out the replica identity",
+            f"the source itself refuses UPDATE and DELETE on {_listed(partial)}",
+            f"Add the identity's columns to the column lists, or take the lists away: {partial[0]} first.",
+        )
+
+
+def _count(names: Sequence[str], what: str) -> str:
+    return f"1 {what}" if len(names) == 1 else f"{len(names)} {what}s"
+
+
+def _listed(names: Iterable[str]) -> str:
+    all_names = list(names)
+    shown = ", ".join(all_names[:_NAMES_SHOWN])
+    more = len(all_names) - _NAMES_SHOWN
+    return f"{shown} and {more} more" if more > 0 else shown

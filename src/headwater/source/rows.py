@@ -1,0 +1,122 @@
+"""Present rows of the source by key, for the rare change whose value no one else has (invariant 12).
+
+Small counts only: one COPY through the decoder that copy and stream use, so that a value read again is the
+value they gave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import psycopg
+import pyarrow as pa
+from psycopg import sql
+
+from headwater.errors import ProtocolError, SchemaError, ValueOutOfRange
+from headwater.schema.table import ReplicatedTableSchema
+from headwater.source.session import Connection, fetch_all, translated
+from headwater.wire.copy_binary import CopyDecoder
+
+_TYPES = """
+SELECT attname::text, format_type(atttypid, NULL) FROM pg_attribute
+WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped
+"""
+
+
+def read_rows(connection: Connection, schema: ReplicatedTableSchema, keys: pa.Table) -> pa.Table:
+    """The rows that have one of the keys now, all replicated columns; keys that are gone are missing in the answer."""
+    decoder = CopyDecoder(schema.columns)
+    if keys.num_rows == 0:
+        return decoder.schema.empty_table()
+    if not schema.key:
+        raise SchemaError(
+            f"rows of {schema.name} cannot be read by key",
+            detail="the table has no key that the publication sends",
+            hint="Give the table a primary key or REPLICA IDENTITY USING INDEX.",
+        )
+    types = dict(fetch_all(connection, _TYPES, (schema.id,), doing=f"reading the columns of {schema.name}"))
+    missing = [column.name for column in schema.columns if column.name not in types]
+    if missing:
+        raise SchemaError(
+            f"rows of {schema.name} can no longer be read under their schema",
+            detail=f"columns {', '.join(missing)} are gone from the source",
+            hint="Wait until the schema change has come through the stream, or copy the table again.",
+        )
+    parameters = [_key_texts(schema, name, keys.column(name)) for name in schema.key]
+    try:
+        with connection.cursor().copy(_statement(schema, types), parameters) as copy:
+            frames = np.frombuffer(b"".join(_frames(copy)), np.uint8)
+    except psycopg.Error as error:
+        raise translated(error, f"reading rows of {schema.name}") from error
+    batch = decoder.decode(frames)
+    if not decoder.ended:
+        raise ProtocolError(f"COPY of {schema.name} stopped without its trailer")
+    return decoder.schema.empty_table() if batch is None else pa.Table.from_batches([batch])
+
+
+def _frames(blocks: Iterable[Any]) -> Iterable[bytes]:
+    """The decoder reads frames as they are on the wire; psycopg has taken their headers off."""
+    for block in blocks:
+        yield b"d" + (len(block) + 4).to_bytes(4, "big")
+        yield bytes(block)
+
+
+def _statement(schema: ReplicatedTableSchema, types: dict[str, str]) -> sql.Composed:
+    """A key asked for twice is answered once; only our side of the comparison is cast, so that an index serves it."""
+    columns = [
+        sql.SQL("s.{}").format(sql.Identifier(column.name))
+        if column.type.binary
+        else sql.SQL("s.{}::text").format(sql.Identifier(column.name))
+        for column in schema.columns
+    ]
+    names = [sql.Identifier(f"k{i}") for i in range(len(schema.key))]
+    casts = [
+        # format_type quotes what needs quotes.
+        sql.SQL("{}::{} AS {}").format(name, sql.SQL(types[key]), name)
+        for name, key in zip(names, schema.key, strict=True)
+    ]
+    matches = [
+        sql.SQL("s.{} = k.{}").format(sql.Identifier(key), name) for name, key in zip(names, schema.key, strict=True)
+    ]
+    return sql.SQL(
+        "COPY (SELECT {columns} FROM {table} AS s "
+        "JOIN (SELECT DISTINCT {casts} FROM unnest({arrays}) AS t({names})) AS k ON {matches}) "
+        "TO STDOUT (FORMAT binary)"
+    ).format(
+        columns=sql.SQL(", ").join(columns),
+        table=sql.Identifier(schema.name.namespace, schema.name.name),
+        casts=sql.SQL(", ").join(casts),
+        arrays=sql.SQL(", ").join([sql.SQL("%s::text[]")] * len(names)),
+        names=sql.SQL(", ").join(names),
+        matches=sql.SQL(" AND ").join(matches),
+    )
+
+
+def _key_texts(schema: ReplicatedTableSchema, name: str, values: pa.ChunkedArray) -> list[str | None]:
+    try:
+        return [_key_text(value) for value in values.to_pylist()]
+    except (ValueError, OverflowError, TypeError) as error:
+        raise ValueOutOfRange(
+            f"a key of {schema.name} cannot be looked up in the source",
+            detail=f"column {name!r} holds a value of {values.type} that has no plain text form",
+            hint="Copy the table again with `headwater resync`.",
+        ) from error
+
+
+def _key_text(value: Any) -> str | None:
+    """A key's value as text that Postgres reads back to the same value."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, bytes):
+        return "\\x" + value.hex()
+    if isinstance(value, date | datetime):
+        return value.isoformat()
+    if isinstance(value, int | float | Decimal):
+        return str(value)
+    raise TypeError(type(value).__name__)

@@ -1,0 +1,108 @@
+"""May the stream go on from this slot? And for whom does making one wait?
+
+Progress never moves back, and a lost slot is never papered over (invariant 10): each way in which slot, progress and
+server disagree is an error of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from headwater.lsn import EndLsn
+from headwater.source.server import ServerFacts
+from headwater.source.session import Connection, fetch_all
+from headwater.source.slot_errors import (
+    ahead_of_server,
+    other_system,
+    slot_in_use,
+    slot_invalidated,
+    slot_missing,
+    wrong_database,
+    wrong_plugin,
+)
+from headwater.source.slots import PLUGIN, SlotFacts
+
+
+class SlotVerdict(StrEnum):
+    CREATE = "create"
+    RESUME = "resume"
+
+
+def check_apply_slot(
+    facts: SlotFacts,
+    progress: EndLsn | None,
+    server: ServerFacts,
+    flush: EndLsn,
+    *,
+    recorded_system_identifier: str | None = None,
+) -> SlotVerdict:
+    """Whether to make the slot or to go on with it; raises a SlotError for everything else.
+
+    `progress` is the furthest position on record: the apply worker's, or a watermark's if that is further.
+    """
+    recorded = recorded_system_identifier
+    if recorded is not None and recorded != server.system_identifier:
+        raise other_system(facts.name, recorded, server.system_identifier)
+    if progress is not None and progress > flush:
+        raise ahead_of_server(facts.name, progress, flush)
+    if not facts.exists:
+        if progress is not None:
+            raise slot_missing(facts.name, progress)
+        return SlotVerdict.CREATE
+    if facts.slot_type != "logical" or facts.plugin != PLUGIN:
+        raise wrong_plugin(facts.name, facts.slot_type, facts.plugin)
+    if facts.database != server.database:
+        raise wrong_database(facts.name, server.database, facts.database)
+    if facts.invalidated:
+        raise slot_invalidated(
+            facts.name, facts.wal_status, facts.invalidation_reason, facts.confirmed_flush, facts.wal_keep_limit
+        )
+    if facts.active_pid is not None:
+        raise slot_in_use(facts.name, facts.active_pid)
+    return SlotVerdict.RESUME
+
+
+@dataclass(frozen=True, slots=True)
+class Blocker:
+    """A transaction that must end before a slot can be made. Never shows what it runs."""
+
+    pid: int | None
+    gid: str | None
+    age_seconds: float | None
+    description: str
+
+    def __str__(self) -> str:
+        age = f", open for {self.age_seconds:.0f} s" if self.age_seconds is not None else ""
+        return f"{self.description}{age}"
+
+
+# Only transactions that have written hold a transaction id, and only these are waited for. pg_locks shows their
+# holders to every role; pg_stat_activity hides other roles' details from one without pg_read_all_stats: NULL.
+_OPEN = """
+SELECT l.pid, extract(epoch FROM clock_timestamp() - a.xact_start)::float8, a.usename::text, a.datname::text,
+       nullif(a.application_name, ''), a.state
+FROM pg_locks l LEFT JOIN pg_stat_activity a USING (pid)
+WHERE l.locktype = 'transactionid' AND l.mode = 'ExclusiveLock' AND l.granted
+  AND l.pid IS NOT NULL AND l.pid <> pg_backend_pid()
+GROUP BY l.pid, 2, 3, 4, 5, 6
+ORDER BY 2 DESC NULLS LAST
+"""
+_PREPARED = """
+SELECT gid, extract(epoch FROM clock_timestamp() - prepared)::float8, owner::text, database::text
+FROM pg_prepared_xacts ORDER BY 2 DESC
+"""
+
+
+def blockers(connection: Connection) -> list[Blocker]:
+    """For whom the making of a slot waits now; prepared transactions first, of each kind the oldest first."""
+    found = []
+    for gid, age, owner, database in fetch_all(connection, _PREPARED, doing="listing prepared transactions"):
+        described = f'prepared transaction "{gid}" of role "{owner}" in database "{database}"'
+        found.append(Blocker(None, gid, age, described))
+    for pid, age, role, database, application, state in fetch_all(connection, _OPEN, doing="listing open transactions"):
+        parts = [f'role "{role}"' if role else "", f'database "{database}"' if database else ""]
+        parts += [f'application "{application}"' if application else "", state or ""]
+        known = ", ".join(part for part in parts if part)
+        found.append(Blocker(pid, None, age, f"process {pid} ({known})" if known else f"process {pid}"))
+    return found

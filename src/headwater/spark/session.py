@@ -1,0 +1,135 @@
+"""One Spark session, set up for many small commits, and what becomes of errors when its JVM is gone.
+
+Knows which settings pay (each with its measurement) and nothing of tables. Whatever the caller sets wins over all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from py4j.protocol import Py4JError, Py4JNetworkError
+from pyspark.errors.exceptions.base import PySparkException
+from pyspark.sql import SparkSession
+
+from headwater.errors import DestinationError, HeadwaterError, SparkLost
+from headwater.spark.jars import jar_settings
+from headwater.spark.java import java_home
+
+_MAX_DETAIL = 600
+
+
+@dataclass(frozen=True, slots=True)
+class SparkSettings:
+    """What a user may say about Spark. `config` holds plain Spark settings, which win over ours."""
+
+    master: str = "local[*]"
+    app_name: str = "headwater"
+    driver_memory: str = "2g"
+    config: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether driver and executors are one process, and so share a disk."""
+        return self.master.startswith("local")
+
+
+def build_session(settings: SparkSettings, catalog: Mapping[str, str]) -> SparkSession:
+    """Start Spark, or take the process's running one. `catalog` are the settings of the lake's catalog."""
+    # launch_gateway looks nowhere else.
+    os.environ.setdefault("JAVA_HOME", str(java_home()))
+    if settings.is_local:
+        # Spark looks the host's name up before it reads any setting, and warns about what it finds.
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    builder = SparkSession.builder
+    for key, value in session_config(settings, catalog).items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def session_config(settings: SparkSettings, catalog: Mapping[str, str]) -> dict[str, str]:
+    """Every setting of the session as plain keys, the caller's last."""
+    config = {"spark.master": settings.master, "spark.app.name": settings.app_name}
+    config |= {"spark.driver.memory": settings.driver_memory}
+    config |= _DEFAULTS | jar_settings()
+    if settings.is_local:
+        # Loopback only: no port of ours is open to others, and no host name has to resolve.
+        config |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+        config["spark.pyspark.python"] = sys.executable
+        # Spark would make `spark-warehouse` in the working directory.
+        config["spark.sql.warehouse.dir"] = os.path.join(tempfile.gettempdir(), "headwater-spark-warehouse")
+    return config | dict(catalog) | dict(settings.config)
+
+
+_DEFAULTS: dict[str, str] = {
+    # Times are instants; a local zone would shift what has none.
+    "spark.sql.session.timeZone": "UTC",
+    # Columns "a" and "A" may both exist in Postgres.
+    "spark.sql.caseSensitive": "true",
+    # 10,000 by default, and createDataFrame(pa.Table) makes one partition per batch: 0.26 against 0.68 million rows/s.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "1000000",
+    # 40 ms less a Python task than TCP.
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.python.worker.reuse": "true",
+    "spark.python.daemon.module": "headwater.spark.daemon",
+    # Several tables are written side by side; first in, first out would let a copy starve the changes.
+    "spark.scheduler.mode": "FAIR",
+    # A batch is small: every shuffle partition beyond the cores is a task that does nothing.
+    "spark.sql.shuffle.partitions": "4",
+    # What a UI would show is kept in memory for the whole run.
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.ui.retainedJobs": "50",
+    "spark.ui.retainedStages": "50",
+    "spark.ui.retainedTasks": "1000",
+    "spark.sql.ui.retainedExecutions": "20",
+    "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}",
+}
+
+
+def jvm_alive(spark: SparkSession) -> bool:
+    """Whether the JVM of this session still answers."""
+    try:
+        return not spark.sparkContext._jsc.sc().isStopped()
+    except Exception:
+        return False
+
+
+def translate(error: BaseException) -> HeadwaterError:
+    """What an error of Spark or Py4J means to us. A lost JVM is SparkLost; every commit under way is unknown then."""
+    if isinstance(error, HeadwaterError):
+        return error
+    if is_jvm_lost(error):
+        return SparkLost(
+            "the JVM that runs Spark is gone",
+            detail=_detail(error),
+            hint="Look for an out-of-memory kill in the system's log, raise spark.driver_memory, and start the pipeline again.",
+        )
+    return DestinationError(
+        "Spark failed",
+        detail=_detail(error),
+        hint="The batch is tried again; if this goes on, look at Spark's own log.",
+    )
+
+
+def is_jvm_lost(error: BaseException) -> bool:
+    """Whether an error means that there is nobody to talk to, rather than that somebody said no."""
+    if isinstance(error, (Py4JNetworkError, ConnectionError, BrokenPipeError)):
+        return True
+    if isinstance(error, Py4JError) and not hasattr(error, "java_exception"):
+        text = str(error)
+        return "Answer from Java side is empty" in text or "network error" in text.lower()
+    text = str(error)
+    return "SparkContext was shut down" in text or "stopped SparkContext" in text
+
+
+def _detail(error: BaseException) -> str:
+    """The first lines of what was said, without the stack."""
+    text = error.getMessage() if isinstance(error, PySparkException) else None
+    lines = [line.strip() for line in (text or str(error)).splitlines() if line.strip()]
+    said = " ".join(line for line in lines[:4] if not line.startswith("at "))
+    return f"{type(error).__name__}: {said}"[:_MAX_DETAIL]

@@ -1,0 +1,139 @@
+"""The store's one session: opened when needed, opened again when lost, used by one thread at a time.
+
+Every statement it is given may be sent twice (see queries.sql), so a lost session costs one new attempt and is then
+told as StoreUnavailable: the world's trouble, never a table's (invariant 15).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import psycopg
+
+from headwater.errors import ConnectError, ConnectionLost, HeadwaterError, SourceError, StoreError, StoreUnavailable
+from headwater.source.session import Connection, connect, lost
+from headwater.store.queries import queries
+from headwater.wire.settings import ConnectSettings
+
+_T = TypeVar("_T")
+_NOTICE_SECONDS = 30.0
+
+# The statement was refused, and may be taken later or by the server that is primary then.
+_PASSING = ("25006", "40", "53", "55P03", "57", "58")
+
+
+class StoreConnection:
+    """A context manager that holds the session for one piece of work; `with` may be nested in one thread."""
+
+    def __init__(self, settings: ConnectSettings, application_name: str) -> None:
+        self._settings = settings
+        self._application_name = application_name
+        self._lock = threading.RLock()
+        self._connection: Connection | None = None
+
+    def __enter__(self) -> Self:
+        self._lock.acquire()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._lock.release()
+
+    def run(self, name: str, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+        """One named query; its rows, or none for a statement without any."""
+
+        def send(connection: Connection) -> list[tuple[Any, ...]]:
+            cursor = connection.execute(queries()[name], parameters)
+            return cursor.fetchall() if cursor.description is not None else []
+
+        return self.use(send)
+
+    def count(self, name: str, parameters: Mapping[str, Any]) -> int:
+        """One named query; how many rows it touched."""
+        return self.use(lambda connection: connection.execute(queries()[name], parameters).rowcount)
+
+    def use(self, work: Callable[[Connection], _T]) -> _T:
+        """Run what may be run twice, on a session that is open."""
+        with self._lock:
+            try:
+                return self._attempt(work)
+            except _SessionLost:
+                pass
+            try:
+                return self._attempt(work)
+            except _SessionLost as again:
+                raise self._unavailable(again.why) from again
+
+    def _attempt(self, work: Callable[[Connection], _T]) -> _T:
+        connection = self._open()
+        try:
+            return work(connection)
+        except psycopg.Error as error:
+            why = error.diag.message_primary or " ".join(str(error).split()) or type(error).__name__
+            if lost(error) or connection.closed:
+                self.close()
+                raise _SessionLost(why) from error
+            state = error.sqlstate or ""
+            if state.startswith(_PASSING):
+                raise self._unavailable(f"{why} (SQLSTATE {state})") from error
+            raise StoreError(
+                f"the store at {self._settings.address} refused a statement",
+                detail=f"{why} (SQLSTATE {state})",
+                hint=error.diag.message_hint or _refusal_hint(state),
+            ) from error
+
+    def _open(self) -> Connection:
+        if self._connection is not None and not self._connection.closed:
+            return self._connection
+        try:
+            self._connection = connect(
+                self._settings, application_name=self._application_name, tcp_user_timeout_seconds=_NOTICE_SECONDS
+            )
+            # What is recorded has to be durable before it is confirmed to Postgres (invariant 2).
+            self._connection.execute(
+                "SELECT set_config(name, 'on', false) FROM pg_settings "
+                "WHERE name = 'synchronous_commit' AND setting = 'off'"
+            )
+        except (ConnectError, ConnectionLost) as error:
+            raise self._unavailable(error.detail) from error
+        except SourceError as error:
+            raise _as_store_error(error) from error
+        except psycopg.Error as error:
+            self.close()
+            raise _SessionLost(type(error).__name__) from error
+        return self._connection
+
+    def _unavailable(self, why: str) -> StoreUnavailable:
+        return StoreUnavailable(
+            f"the store at {self._settings.address} is out of reach",
+            detail=why,
+            hint="Nothing is lost and nothing confirmed meanwhile; check that the server runs. It is tried again.",
+        )
+
+    def close(self) -> None:
+        with self._lock:
+            connection, self._connection = self._connection, None
+            if connection is not None:
+                connection.close()
+
+
+class _SessionLost(Exception):
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+
+
+def _refusal_hint(state: str) -> str:
+    if state == "42501":
+        return "Grant the connection's role USAGE and CREATE on the namespace headwater, and its tables' rights."
+    if state in ("42P01", "42703", "3F000"):
+        return "Call start() first, which makes the tables; if they were dropped, the state is gone: resync."
+    return "Look at the server's log around this time."
+
+
+def _as_store_error(error: HeadwaterError) -> StoreError:
+    return StoreError(f"the store cannot be opened: {error.message}", detail=error.detail, hint=error.hint)

@@ -1,0 +1,126 @@
+"""Who we are: the authentication conversation, without the socket.
+
+`Authentication.answer` takes the body of each Authentication message and returns what to send. SCRAM-SHA-256 is scramp's,
+with channel binding where TLS is on and the server offers it; cleartext and MD5 are here because old roles still have them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ssl
+
+from scramp import ScramClient, ScramException
+
+from headwater.errors import AuthenticationError, ProtocolError
+from headwater.wire import messages
+from headwater.wire.messages import Body
+from headwater.wire.settings import ConnectSettings
+
+_OK = 0
+_CLEARTEXT = 3
+_MD5 = 5
+_SASL = 10
+_SASL_CONTINUE = 11
+_SASL_FINAL = 12
+
+_SCRAM = "SCRAM-SHA-256"
+_SCRAM_PLUS = "SCRAM-SHA-256-PLUS"
+
+
+class Authentication:
+    """One conversation. `finished` once the server has let us in, and, under SCRAM, has proved that it knows us too."""
+
+    def __init__(self, settings: ConnectSettings, tls_object: ssl.SSLObject | None) -> None:
+        self._settings = settings
+        self._tls_object = tls_object
+        self._scram: ScramClient | None = None
+        self._server_proved = False
+        self.finished = False
+
+    def answer(self, body: bytes) -> bytes | None:
+        reader = Body(body, "authentication")
+        code = reader.int32()
+        if code == _OK:
+            if self._scram is not None and not self._server_proved:
+                raise self._refused("the server skipped its half of SCRAM", "Check that host is the server you mean.")
+            self.finished = True
+            return None
+        if code == _CLEARTEXT:
+            return messages.password(self._password())
+        if code == _MD5:
+            return messages.password(self._md5(reader.take(4)))
+        if code == _SASL:
+            return self._begin_scram(reader)
+        if code in (_SASL_CONTINUE, _SASL_FINAL):
+            return self._continue_scram(code, reader.rest())
+        raise self._refused(
+            f"the server asks for authentication method {code}, which is not supported",
+            "Use scram-sha-256 in pg_hba.conf for this role, database and address.",
+        )
+
+    def _md5(self, salt: bytes) -> str:
+        inner = hashlib.md5((self._password() + self._settings.username).encode(), usedforsecurity=False).hexdigest()
+        return "md5" + hashlib.md5(inner.encode() + salt, usedforsecurity=False).hexdigest()
+
+    def _begin_scram(self, reader: Body) -> bytes:
+        offered = []
+        while not reader.is_empty and (name := reader.text()):
+            offered.append(name)
+        known = [name for name in offered if name in (_SCRAM, _SCRAM_PLUS)]
+        if not known:
+            raise self._refused(
+                f"the server offers only {', '.join(offered) or 'nothing'}",
+                "Use scram-sha-256 in pg_hba.conf for this role, database and address.",
+            )
+        password = self._password()
+        self._scram = self._scram_client(known, password)
+        return messages.sasl_initial(self._scram.mechanism_name, self._scram.get_client_first().encode())
+
+    def _scram_client(self, mechanisms: list[str], password: str) -> ScramClient:
+        try:
+            if self._tls_object is not None:
+                try:
+                    # The user name inside SCRAM is ignored by Postgres, which has it from the startup packet.
+                    return ScramClient(mechanisms, "*", password, ("tls-server-end-point", self._tls_object))
+                except ScramException:
+                    if _SCRAM not in mechanisms:
+                        raise
+                    # A certificate whose signature names no hash (Ed25519) has no binding of this kind.
+            plain = [name for name in mechanisms if name == _SCRAM]
+            return ScramClient(plain or mechanisms, "*", password)
+        except ScramException as error:
+            raise self._scram_failed(error) from error
+
+    def _continue_scram(self, code: int, data: bytes) -> bytes | None:
+        if self._scram is None:
+            raise ProtocolError("SCRAM message before SCRAM began")
+        try:
+            text = data.decode("utf-8")
+            if code == _SASL_CONTINUE:
+                self._scram.set_server_first(text)
+                return messages.sasl_response(self._scram.get_client_final().encode())
+            self._scram.set_server_final(text)
+            self._server_proved = True
+            return None
+        except UnicodeDecodeError as error:
+            raise ProtocolError("SCRAM message is not UTF-8") from error
+        except ScramException as error:
+            raise self._scram_failed(error) from error
+
+    def _password(self) -> str:
+        if self._settings.password is None:
+            raise self._refused(
+                "the server asks for a password and none is set", "Set password in the connection's settings."
+            )
+        return self._settings.password.reveal()
+
+    def _scram_failed(self, error: ScramException) -> AuthenticationError:
+        return self._refused(
+            f"SCRAM: {error}",
+            "Check that host is the server you mean, and set the role's password again with the server's "
+            "scram_iterations at 4096 or more.",
+        )
+
+    def _refused(self, detail: str, hint: str) -> AuthenticationError:
+        who = f'role "{self._settings.username}" could not be authenticated at {self._settings.address}'
+        return AuthenticationError(who, detail=detail, hint=hint)

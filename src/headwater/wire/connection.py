@@ -1,0 +1,381 @@
+"""A connection to Postgres of our own: simple queries, COPY out, replication.
+
+libpq hands COPY data over message by message and that is most of what reading costs; here it leaves in chunks. Everything else
+is as plain as the protocol allows: no prepared statements, no types, text results. Ordinary SQL belongs to psycopg.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from types import MappingProxyType, TracebackType
+from typing import Self
+
+from headwater.errors import AuthenticationError, ConnectionLost, HeadwaterError, ProtocolError, TlsError
+from headwater.lsn import EndLsn
+from headwater.wire import messages
+from headwater.wire.auth import Authentication
+from headwater.wire.chunks import Chunk, Inbox
+from headwater.wire.messages import ErrorFields, Message
+from headwater.wire.pacing import Pacing
+from headwater.wire.replication import ReplicationStream
+from headwater.wire.server_errors import to_error
+from headwater.wire.settings import ConnectSettings, TlsMode
+from headwater.wire.transport import Transport, open_transport
+
+_log = logging.getLogger(__name__)
+
+# They change how values look as text, or end a session that holds a lock or an exported snapshot.
+_PINNED = MappingProxyType(
+    {
+        "client_encoding": "UTF8",
+        "DateStyle": "ISO",
+        "IntervalStyle": "postgres",
+        "TimeZone": "UTC",
+        "extra_float_digits": "3",
+        "bytea_output": "hex",
+        "statement_timeout": "0",
+        "lock_timeout": "0",
+        "idle_in_transaction_session_timeout": "0",
+    }
+)
+# Unknown to older servers, which refuse a startup packet that names them: (first version, setting).
+_PINNED_SINCE = ((140000, "idle_session_timeout"), (170000, "transaction_timeout"))
+
+
+class WireConnection:
+    """One session. Belongs to one thread at a time, except `cancel`, which any thread may call."""
+
+    def __init__(self, settings: ConnectSettings, transport: Transport) -> None:
+        self._settings = settings
+        self._transport = transport
+        self._inbox = Inbox(transport)
+        self._occupied_by = ""
+        self._key = b""
+        self.parameters: dict[str, str] = {}
+        self.backend_pid = 0
+
+    @classmethod
+    def connect(
+        cls, settings: ConnectSettings, *, replication: bool = False, options: Mapping[str, str] = MappingProxyType({})
+    ) -> WireConnection:
+        """Open a session. `options` are further session settings, and win over the pinned ones."""
+        try:
+            return cls._open(settings, replication, options)
+        except (TlsError, AuthenticationError) as error:
+            # libpq's prefer: a server that has TLS but cannot use it with us, or admits this role only without, gets a
+            # second try in plain. Under plain already, or with a wrong password, it would only fail the same way again.
+            if settings.tls.mode is not TlsMode.PREFER or settings.is_unix_socket:
+                raise
+            if isinstance(error, AuthenticationError) and "pg_hba.conf" not in error.message:
+                raise
+            plain = replace(settings, tls=replace(settings.tls, mode=TlsMode.DISABLE))
+            try:
+                return cls._open(plain, replication, options)
+            except HeadwaterError:
+                raise error from None
+
+    @classmethod
+    def _open(cls, settings: ConnectSettings, replication: bool, options: Mapping[str, str]) -> WireConnection:
+        deadline = time.monotonic() + settings.connect_timeout_seconds
+        transport = open_transport(settings, deadline)
+        try:
+            if settings.tls.mode is not TlsMode.DISABLE and not settings.is_unix_socket:
+                transport.start_tls(settings, deadline)
+            connection = cls(settings, transport)
+            connection._start_session(replication, options, deadline)
+        except BaseException:
+            transport.close()
+            raise
+        return connection
+
+    def _start_session(self, replication: bool, options: Mapping[str, str], deadline: float) -> None:
+        parameters = {
+            "user": self._settings.username,
+            "database": self._settings.database,
+            "application_name": self._settings.application_name,
+            **_PINNED,
+            **options,
+        }
+        if replication:
+            parameters["replication"] = "database"
+        self._transport.send(messages.startup(parameters))
+        authentication = Authentication(self._settings, self._transport.tls_object)
+        while True:
+            kind, body = message = self._next_of_any_kind(None, deadline)
+            if kind == messages.AUTHENTICATION:
+                if (answer := authentication.answer(body)) is not None:
+                    self._transport.send(answer)
+            elif kind == messages.ERROR:
+                raise to_error(messages.parse_error_fields(body), self._settings, starting=True)
+            elif kind == messages.BACKEND_KEY:
+                self.backend_pid, self._key = messages.parse_backend_key(body)
+            elif kind == messages.SYNC_END:
+                break
+            elif kind != messages.NEGOTIATE_VERSION and not self.take_asynchronous(message):
+                raise _unexpected(kind, "while the session starts")
+        if not authentication.finished:
+            raise ProtocolError("server was ready before it had let us in")
+        newer = [name for since, name in _PINNED_SINCE if self.server_version >= since and name not in options]
+        if newer:
+            self.query("; ".join(f"SET {name} = 0" for name in newer))
+
+    @property
+    def server_version(self) -> int:
+        """As Postgres counts: 18.6 is 180006."""
+        text = self.parameters.get("server_version", "")
+        found = re.match(r"(\d+)(?:\.(\d+))?(?:\.(\d+))?", text)
+        if found is None:
+            raise ProtocolError("server did not tell its version", detail=f"server_version is {text!r}")
+        major, minor, patch = (int(part or 0) for part in found.groups())
+        return major * 10000 + minor if major >= 10 else major * 10000 + minor * 100 + patch
+
+    @property
+    def closed(self) -> bool:
+        return self._transport.closed
+
+    def query(self, sql: str) -> list[dict[str, str | None]]:
+        """Run SQL or a replication command; the rows of its last result, as text. Waits as long as it takes."""
+        self._begin("query", sql)
+        names: list[str] = []
+        rows: list[dict[str, str | None]] = []
+        failure: ErrorFields | None = None
+        with self._closing_on_failure():
+            while True:
+                kind, body = self._next_answer(failure)
+                if kind == messages.SYNC_END:
+                    break
+                if kind == messages.ROW_DESCRIPTION:
+                    names, rows = messages.parse_column_names(body), []
+                elif kind == messages.DATA_ROW:
+                    values = messages.parse_row(body)
+                    if len(values) != len(names):
+                        raise ProtocolError(
+                            "row does not fit its description", detail=f"{len(values)} of {len(names)} values"
+                        )
+                    rows.append(dict(zip(names, values, strict=True)))
+                elif kind == messages.ERROR:
+                    failure = messages.parse_error_fields(body)
+                elif kind not in (messages.COMMAND_COMPLETE, messages.EMPTY_QUERY):
+                    raise _unexpected(kind, "in the answer to a query")
+        self._occupied_by = ""
+        if failure is not None:
+            raise to_error(failure, self._settings, slot=_slot_named_in(sql))
+        return rows
+
+    def copy_out(self, sql: str, *, chunk_bytes: int = 8 << 20) -> Iterator[Chunk]:
+        """Run COPY ... TO STDOUT. Errors of the server are raised here or while iterating, wherever they happen.
+
+        The connection is busy until the iterator is exhausted; one that is abandoned before takes the connection with it,
+        for the rest of the data would have to be read to get past it.
+        """
+        self._begin("COPY", sql)
+        with self._closing_on_failure():
+            self._enter_copy(messages.COPY_OUT, sql)
+            self._inbox.reserve(chunk_bytes)
+        return self._copied_chunks(chunk_bytes)
+
+    def _copied_chunks(self, chunk_bytes: int) -> Iterator[Chunk]:
+        inbox, pacing = self._inbox, Pacing(self._transport)
+        failure: ErrorFields | None = None
+        with self._closing_on_failure():
+            while True:
+                inbox.split_copy_data()
+                if inbox.whole_bytes and (inbox.whole_bytes >= chunk_bytes or inbox.is_full or inbox.meets_other):
+                    yield inbox.take_chunk()
+                    continue
+                if inbox.meets_other:
+                    kind, body = message = self._next_of_any_kind(failure)
+                    if kind == messages.SYNC_END:
+                        break
+                    if kind == messages.ERROR:
+                        failure = messages.parse_error_fields(body)
+                    elif kind not in (messages.COPY_DONE, messages.COMMAND_COMPLETE) and not self.take_asynchronous(
+                        message
+                    ):
+                        raise _unexpected(kind, "in the data of a COPY")
+                    continue
+                if (count := inbox.receive()) == 0:
+                    self._transport.wait(None)
+                    continue
+                pacing.arrived(count)
+                if pacing.wants_nap(count):
+                    pacing.nap()
+        self._inbox.reserve(0)
+        self._occupied_by = ""
+        if failure is not None:
+            raise to_error(failure, self._settings)
+
+    def start_replication(
+        self,
+        slot: str,
+        start: EndLsn,
+        options: Mapping[str, str],
+        *,
+        status_interval_seconds: float = 10.0,
+        chunk_bytes: int = 4 << 20,
+    ) -> ReplicationStream:
+        """Follow a logical slot from `start` (or from what it has confirmed, if that is later)."""
+        listed = ", ".join(f"{_identifier(name)} {_literal(value)}" for name, value in options.items())
+        command = f"START_REPLICATION SLOT {_identifier(slot)} LOGICAL {start}" + (f" ({listed})" if listed else "")
+        self._begin("replication", command)
+        with self._closing_on_failure():
+            self._enter_copy(messages.COPY_BOTH, command, slot)
+            self._inbox.reserve(chunk_bytes)
+        return ReplicationStream(
+            self,
+            self._transport,
+            self._inbox,
+            slot,
+            start,
+            status_interval_seconds=status_interval_seconds,
+            chunk_bytes=chunk_bytes,
+        )
+
+    def cancel(self) -> None:
+        """Ask the server, over a second connection, to cancel what this session does. Returns once it has been told."""
+        deadline = time.monotonic() + self._settings.connect_timeout_seconds
+        transport = open_transport(self._settings, deadline)
+        try:
+            if self._transport.tls_object is not None:
+                transport.start_tls(self._settings, deadline)
+            transport.send(messages.cancel_request(self.backend_pid, self._key))
+            # The server answers by closing, after it has sent the signal.
+            with suppress(ConnectionLost):
+                while transport.receive_into(memoryview(bytearray(64))) == 0:
+                    transport.wait_until(deadline, self._settings)
+        finally:
+            transport.close()
+
+    def close(self) -> None:
+        """End the session. Twice is fine."""
+        if not self._transport.closed:
+            if not self._occupied_by:
+                with suppress(ConnectionLost):
+                    self._transport.send(messages.terminate())
+            self._transport.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # What a ReplicationStream needs of its connection; not for anyone else.
+
+    def take_asynchronous(self, message: Message) -> bool:
+        """Whether this was one of the messages a server may send at any time; if so it is dealt with."""
+        if message.kind == messages.PARAMETER_STATUS:
+            name, value = messages.parse_parameter(message.body)
+            self.parameters[name] = value
+        elif message.kind == messages.NOTICE:
+            notice = messages.parse_error_fields(message.body)
+            _log.log(
+                logging.WARNING if notice.severity == "WARNING" else logging.DEBUG,
+                "server at %s: %s %s: %s", self._settings.address, notice.severity, notice.sqlstate, notice.message,
+            )  # fmt: skip
+        elif message.kind != messages.NOTIFICATION:
+            return False
+        return True
+
+    def failure(self, body: bytes, slot: str | None) -> HeadwaterError:
+        return to_error(messages.parse_error_fields(body), self._settings, slot=slot)
+
+    def release(self) -> None:
+        """The stream has ended in order: the session takes commands again."""
+        self._inbox.reserve(0)
+        self._occupied_by = ""
+
+    def _begin(self, what: str, sql: str) -> None:
+        if self.closed:
+            raise ConnectionLost(
+                f"connection to the server at {self._settings.address} is closed", hint="Open a new connection."
+            )
+        if self._occupied_by:
+            raise RuntimeError(f"connection is busy with a {self._occupied_by} and takes no {what}")
+        self._transport.send(messages.query(sql))
+        self._occupied_by = what
+
+    def _enter_copy(self, expected: bytes, command: str, slot: str | None = None) -> None:
+        """Wait until the server begins to copy; an error instead leaves the session usable."""
+        failure: ErrorFields | None = None
+        while True:
+            kind, body = self._next_answer(failure)
+            if kind == expected and failure is None:
+                return
+            if kind == messages.ERROR:
+                failure = messages.parse_error_fields(body)
+            elif kind == messages.SYNC_END:
+                self._occupied_by = ""
+                if failure is None:
+                    raise ProtocolError("command did not start a COPY", hint="Pass one COPY ... TO STDOUT statement.")
+                raise to_error(failure, self._settings, slot=slot)
+            elif kind not in (
+                messages.COMMAND_COMPLETE,
+                messages.ROW_DESCRIPTION,
+                messages.DATA_ROW,
+                messages.EMPTY_QUERY,
+            ):
+                raise _unexpected(kind, "before a COPY begins")
+
+    def _next_answer(self, failure: ErrorFields | None) -> Message:
+        while self.take_asynchronous(message := self._next_of_any_kind(failure)):
+            pass
+        return message
+
+    def _next_of_any_kind(self, failure: ErrorFields | None, deadline: float | None = None) -> Message:
+        """Wait for one message. A server that said why and then hung up has said why: that is the error."""
+        try:
+            while (message := self._inbox.message()) is None:
+                if self._inbox.receive() == 0:
+                    if deadline is None:
+                        self._transport.wait(None)
+                    else:
+                        self._transport.wait_until(deadline, self._settings)
+        except ConnectionLost:
+            if failure is None:
+                raise
+            raise to_error(failure, self._settings) from None
+        return message
+
+    def _closing_on_failure(self) -> _ClosingOnFailure:
+        return _ClosingOnFailure(self)
+
+
+class _ClosingOnFailure:
+    """A conversation that broke off in the middle cannot be resumed: whatever is sent next would be misread."""
+
+    def __init__(self, connection: WireConnection) -> None:
+        self._connection = connection
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is not None and self._connection._occupied_by:
+            self._connection._transport.close()
+
+
+def _unexpected(kind: bytes, when: str) -> ProtocolError:
+    return ProtocolError(f"unexpected message {kind!r} {when}")
+
+
+def _slot_named_in(command: str) -> str | None:
+    found = re.match(r"\s*(?:CREATE|DROP|ALTER)_REPLICATION_SLOT\s+(?:\"([^\"]+)\"|(\w+))", command, re.IGNORECASE)
+    return (found[1] or found[2]) if found else None
+
+
+def _identifier(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _literal(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"

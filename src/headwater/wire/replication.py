@@ -1,0 +1,286 @@
+"""The CopyBoth conversation: changes come in as chunks, positions go out as status messages.
+
+Invariants kept here: the server is never left unanswered (status goes out unasked, on time, from `read` and from `tick`), and
+a position is reported as flushed only after somebody called `confirm` with it, and never moves back.
+
+One thread owns the socket and calls `read`, `tick` and `stop`. Other threads only leave a note and ring: `confirm`,
+`request_reply`, `wake`. OpenSSL objects must not be used by two threads at once, so everything is sent by the owner.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numba import njit
+
+from headwater.errors import ConnectionLost, HeadwaterError, ProtocolError
+from headwater.lsn import ZERO, EndLsn
+from headwater.wire import messages
+from headwater.wire.chunks import Chunk, Inbox
+from headwater.wire.messages import Message
+from headwater.wire.pacing import Pacing
+from headwater.wire.transport import Transport
+
+if TYPE_CHECKING:
+    from headwater.wire.connection import WireConnection
+
+# Postgres counts microseconds from 2000-01-01.
+_EPOCH_2000_SECONDS = 946_684_800
+_STOP_SECONDS = 5.0
+
+
+@njit("Tuple((int64, int64, int64))(uint8[::1], int64)", cache=True, nogil=True)
+def survey(data: Any, highest: Any) -> tuple[int, int, int]:
+    """Over whole CopyData messages: the highest WAL end, whether a keepalive asks for a reply, and the first bad offset or -1."""
+    position: Any = 0
+    asked = 0
+    while position < len(data):
+        length: Any = (
+            (np.int64(data[position + 1]) << 24)
+            | (np.int64(data[position + 2]) << 16)
+            | (np.int64(data[position + 3]) << 8)
+            | np.int64(data[position + 4])
+        )
+        end = position + 1 + length
+        payload = position + 5
+        size = end - payload
+        if size >= 25 and data[payload] == 119:  # 'w': start, WAL end, clock, then the change
+            at = payload + 9
+        elif size == 18 and data[payload] == 107:  # 'k': WAL end, clock, reply requested
+            at = payload + 1
+            if data[payload + 17] != 0:
+                asked = 1
+        else:
+            return highest, asked, position
+        wal_end: Any = np.int64(0)
+        for index in range(at, at + 8):
+            wal_end = (wal_end << 8) | np.int64(data[index])
+        highest = max(highest, wal_end)
+        position = end
+    return highest, asked, -1
+
+
+class ReplicationStream:
+    """One slot's changes. Made by `WireConnection.start_replication`."""
+
+    def __init__(
+        self,
+        connection: WireConnection,
+        transport: Transport,
+        inbox: Inbox,
+        slot: str,
+        start: EndLsn,
+        *,
+        status_interval_seconds: float,
+        chunk_bytes: int,
+    ) -> None:
+        self._connection = connection
+        self._transport = transport
+        self._inbox = inbox
+        self._slot = slot
+        self._start = start
+        self._interval_seconds = status_interval_seconds
+        self._chunk_bytes = chunk_bytes
+        self._pacing = Pacing(transport)
+        self._received = 0
+        self._ended = False
+        # Of the owner alone.
+        self._reported = ZERO
+        self._server_asked = False
+        self._due_at = time.monotonic() + status_interval_seconds
+        # Shared with other threads, under the lock.
+        self._lock = threading.Lock()
+        self._confirmed = ZERO
+        self._reply_wanted = False
+        self._woken = False
+
+    @property
+    def last_received(self) -> EndLsn:
+        """The highest WAL end that came with a change or a keepalive."""
+        return EndLsn(self._received)
+
+    @property
+    def confirmed(self) -> EndLsn:
+        """What the server is, or is about to be, told as flushed; zero until the first `confirm`."""
+        with self._lock:
+            return self._confirmed
+
+    def confirm(self, flushed: EndLsn) -> None:
+        """Everything before `flushed` is durable and recorded; the server may forget it. Any thread; sent at once."""
+        with self._lock:
+            # Below the start it would be a step back: servers before 18 take even that from a client.
+            if not flushed > self._confirmed or flushed < self._start:
+                return
+            self._confirmed = flushed
+        self._transport.wake()
+
+    def request_reply(self) -> None:
+        """Ask the server for a keepalive, which tells how far it is. Any thread; sent at once."""
+        with self._lock:
+            self._reply_wanted = True
+        self._transport.wake()
+
+    def wake(self) -> None:
+        """Make a `read` in progress, or else the next one, return None early. Any thread."""
+        with self._lock:
+            self._woken = True
+        self._transport.wake()
+
+    def read(self, timeout_seconds: float) -> Chunk | None:
+        """Whole messages, as many as are there, or None after `timeout_seconds` without any."""
+        self._check_open()
+        deadline = time.monotonic() + timeout_seconds
+        inbox = self._inbox
+        while True:
+            self.tick()
+            lost = self._receive(deadline)
+            if inbox.whole_bytes:
+                # What came before a broken connection is good; the next read meets the break again.
+                return self._take_chunk()
+            if lost is not None:
+                raise lost
+            if inbox.meets_other:
+                self._take_other()
+                continue
+            with self._lock:
+                woken, self._woken = self._woken, False
+            remaining = deadline - time.monotonic()
+            if woken or remaining <= 0:
+                return None
+            if not inbox.is_full:
+                self._transport.wait(max(0.0, min(remaining, self._due_at - time.monotonic())))
+
+    def tick(self) -> None:
+        """Send status if it is due or something new is to be said. For an owner that does not want to read just now."""
+        self._check_open()
+        with self._lock:
+            confirmed = self._confirmed
+            ask, self._reply_wanted = self._reply_wanted, False
+        now = time.monotonic()
+        if not (ask or self._server_asked or confirmed > self._reported or now >= self._due_at):
+            return
+        written = EndLsn(max(self._received, confirmed.value))
+        clock = int((time.time() - _EPOCH_2000_SECONDS) * 1_000_000)
+        self._transport.send(messages.standby_status(written, confirmed, clock, ask_reply=ask))
+        self._reported = confirmed
+        self._server_asked = False
+        self._due_at = now + self._interval_seconds
+
+    def stop(self) -> None:
+        """End the stream. The connection takes commands again, or is closed if the server did not end in time.
+
+        In the middle of a large transaction a walsender goes on sending before it listens; what comes is thrown away,
+        unconfirmed, for at most some seconds.
+        """
+        if self._ended or self._connection.closed:
+            self._ended = True
+            return
+        try:
+            self.tick()
+            self._ended = True
+            self._transport.send(messages.copy_done())
+            if self._drain(time.monotonic() + _STOP_SECONDS):
+                self._connection.release()
+                return
+        except HeadwaterError:
+            pass  # it has ended, though not in order: what was confirmed is confirmed, the rest comes again
+        self._ended = True
+        self._connection.close()
+
+    def _receive(self, deadline: float) -> ConnectionLost | None:
+        """Take what is there until it is dry or the chunk is full, after a nap if data keeps trickling in."""
+        inbox, pacing = self._inbox, self._pacing
+        try:
+            count = self._receive_until_dry()
+            if count:
+                pacing.arrived(count)
+            if inbox.whole_bytes and pacing.wants_nap(inbox.whole_bytes) and not inbox.meets_other:
+                remaining = deadline - time.monotonic()
+                if remaining > 0:
+                    pacing.nap(remaining)
+                    pacing.arrived(self._receive_until_dry())
+        except ConnectionLost as error:
+            inbox.split_copy_data()
+            return error
+        return None
+
+    def _receive_until_dry(self) -> int:
+        inbox, total = self._inbox, 0
+        inbox.split_copy_data()
+        while not (
+            inbox.meets_other or inbox.whole_bytes >= self._chunk_bytes or (inbox.whole_bytes and inbox.is_full)
+        ):
+            count = inbox.receive()
+            if count == 0:
+                break
+            total += count
+            inbox.split_copy_data()
+        return total
+
+    def _take_chunk(self) -> Chunk:
+        chunk = self._inbox.take_chunk()
+        self._received, asked, bad = survey(chunk.data, self._received)
+        if bad >= 0:
+            raise ProtocolError("replication message is neither a change nor a keepalive", offset=bad)
+        with self._lock:
+            self._woken = False
+        if asked:
+            self._server_asked = True
+            try:
+                self.tick()
+            except ConnectionLost:
+                pass  # the chunk is good; the next read meets the break
+        return chunk
+
+    def _take_other(self) -> None:
+        message = self._inbox.message()
+        if message is None:
+            # Its rest is on the way: `receive` is what brings it, also for a message that fills the buffer.
+            if self._inbox.receive() == 0:
+                self._transport.wait(max(0.0, self._due_at - time.monotonic()))
+            return
+        if self._connection.take_asynchronous(message):
+            return
+        self._ended = True
+        if message.kind == messages.ERROR:
+            error = self._connection.failure(message.body, self._slot)
+        elif message.kind in (messages.COPY_DONE, messages.COMMAND_COMPLETE):
+            error = ConnectionLost(
+                f'server ended the stream of replication slot "{self._slot}"',
+                hint="The server is shutting down; the connection is made again by itself.",
+            )
+        else:
+            error = ProtocolError(f"unexpected message {message.kind!r} in a replication stream")
+        self._connection.close()
+        raise error
+
+    def _drain(self, deadline: float) -> bool:
+        """Read past everything up to ReadyForQuery. False if that did not come in time."""
+        inbox = self._inbox
+        while True:
+            message: Message | None = None
+            inbox.split_copy_data()
+            if inbox.whole_bytes:
+                # What follows may be here already: waiting for the socket now would wait for nothing.
+                inbox.take_chunk()
+                continue
+            if inbox.meets_other:
+                message = inbox.message()
+            if message is not None:
+                if message.kind == messages.SYNC_END:
+                    return True
+                continue
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                return False
+            if inbox.receive() == 0:
+                self._transport.wait(remaining)
+
+    def _check_open(self) -> None:
+        if self._ended or self._connection.closed:
+            raise ConnectionLost(
+                f'stream of replication slot "{self._slot}" has ended', hint="Connect and start replication again."
+            )

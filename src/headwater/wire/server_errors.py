@@ -1,0 +1,215 @@
+"""What the server's ErrorResponse means to us: a class of our tree, and what to do next.
+
+Decided by SQLSTATE and by the routine that raised it, never by the text, which comes in the server's language. The server's own
+words are kept in the detail. Statements are not: they may hold secrets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from headwater.errors import (
+    AuthenticationError,
+    ConnectError,
+    ConnectionLost,
+    HeadwaterError,
+    PrivilegeError,
+    Retry,
+    ServerError,
+    SlotError,
+    SourceSettingsError,
+)
+from headwater.wire.messages import ErrorFields
+from headwater.wire.settings import ConnectSettings
+
+# Transient by their nature: serialization, deadlock, resources, a server that is recovering.
+_TIMED_CLASSES = ("40", "53", "58")
+
+
+def to_error(
+    fields: ErrorFields, settings: ConnectSettings, *, starting: bool = False, slot: str | None = None
+) -> HeadwaterError:
+    """`starting`: the session was not open yet. `slot`: the slot that the command named, if any."""
+    if starting:
+        error = _starting(fields, settings)
+        if error is not None:
+            return error
+    error = _slot(fields, slot) or _general(fields, settings)
+    return error if error is not None else _other(fields)
+
+
+def _starting(fields: ErrorFields, settings: ConnectSettings) -> HeadwaterError | None:
+    match fields.sqlstate:
+        case "28P01":
+            return AuthenticationError(
+                f'password of role "{settings.username}" was not accepted at {settings.address}',
+                detail=_words(fields),
+                hint=f"Check the password; a new one is set with: ALTER ROLE {_identifier(settings.username)} PASSWORD '...'",
+            )
+        case "28000":
+            return _not_admitted(fields, settings)
+        case "3D000":
+            return ConnectError(
+                f'database "{settings.database}" does not exist at {settings.address}',
+                detail=_words(fields),
+                hint="Check the database's name; `SELECT datname FROM pg_database` lists them.",
+                retry=Retry.NEVER,
+            )
+        case "57P03" | "57P01" | "57P02":
+            return ConnectError(
+                f"server at {settings.address} takes no connections at the moment",
+                detail=_words(fields),
+                hint="The server is starting, stopping or recovering; wait, and look into its log if it lasts.",
+            )
+        case "53300":
+            return ConnectError(
+                f"server at {settings.address} has no connection left",
+                detail=_words(fields),
+                hint="Raise max_connections (max_wal_senders for replication), or end sessions that are not needed.",
+            )
+    return None
+
+
+def _not_admitted(fields: ErrorFields, settings: ConnectSettings) -> HeadwaterError:
+    role, address = settings.username, settings.address
+    if fields.routine == "InitializeSessionUserId":
+        return AuthenticationError(
+            f'role "{role}" may not log in at {address}',
+            detail=_words(fields),
+            hint=f"Create it with: CREATE ROLE {_identifier(role)} LOGIN REPLICATION PASSWORD '...'",
+        )
+    if fields.routine == "auth_failed":
+        return AuthenticationError(
+            f'role "{role}" could not be authenticated at {address}',
+            detail=_words(fields),
+            hint="The method that pg_hba.conf asks for here (peer, ident, cert, ldap ...) does not fit; "
+            "use scram-sha-256 for this role, database and address.",
+        )
+    kind = "local" if settings.is_unix_socket else "host"
+    who = f"{kind}  {settings.database}  {role}" + ("" if settings.is_unix_socket else "  <our address>/32")
+    return AuthenticationError(
+        f'pg_hba.conf at {address} does not admit role "{role}" to database "{settings.database}"',
+        detail=_words(fields),
+        hint=f"Add the line `{who}  scram-sha-256` to pg_hba.conf above any rule that rejects it, "
+        "then run SELECT pg_reload_conf().",
+    )
+
+
+def _slot(fields: ErrorFields, slot: str | None) -> HeadwaterError | None:
+    in_slot_code = "ReplicationSlot" in fields.routine or "replication_slot" in fields.routine
+    name = f'replication slot "{slot}"' if slot is not None else "replication slot"
+    match fields.sqlstate:
+        case "42704" if in_slot_code:
+            return SlotError(
+                f"{name} does not exist",
+                detail=_words(fields),
+                hint="It was dropped, or the server is another one (a restored backup, a promoted standby). "
+                "Compare with: SELECT slot_name, database, active FROM pg_replication_slots",
+            )
+        case "55006" if in_slot_code:
+            return SlotError(
+                f"{name} is in use by another session",
+                detail=_words(fields),
+                hint="If that is a run of yours that hangs, end it with pg_terminate_backend(active_pid); see: "
+                "SELECT slot_name, active_pid FROM pg_replication_slots",
+                # A session whose client died holds the slot until wal_sender_timeout: waiting may be all it takes.
+                retry=Retry.TIMED,
+            )
+        case "42710" if in_slot_code:
+            return SlotError(
+                f"{name} exists already",
+                detail=_words(fields),
+                hint="Use another name, or drop it if nobody reads it: SELECT pg_drop_replication_slot(...)",
+            )
+        case "55000" if slot is not None and fields.routine != "CheckLogicalDecodingRequirements":
+            return SlotError(
+                f"{name} cannot serve changes",
+                detail=_words(fields),
+                hint="See why with: SELECT slot_name, plugin, database, wal_status, conflicting FROM pg_replication_slots "
+                "(a lost slot has to be made anew and its tables copied again; max_slot_wal_keep_size set the bound).",
+            )
+        case "53400" if in_slot_code:
+            return SourceSettingsError(
+                "server has no replication slot left",
+                detail=_words(fields),
+                hint="Drop slots that nobody reads (SELECT slot_name, active FROM pg_replication_slots), or raise "
+                "max_replication_slots and restart the server.",
+            )
+    return None
+
+
+def _general(fields: ErrorFields, settings: ConnectSettings) -> HeadwaterError | None:
+    match fields.sqlstate:
+        case "42501":
+            return _lacks_right(fields, settings)
+        case "55000" if fields.routine == "CheckLogicalDecodingRequirements":
+            return SourceSettingsError(
+                f"server at {settings.address} is not set up for logical replication",
+                detail=_words(fields),
+                hint="Run ALTER SYSTEM SET wal_level = logical, then restart the server.",
+            )
+        case "57P01" | "57P02" | "57P05" | "25P03" | "25P04":
+            return ConnectionLost(
+                f"server at {settings.address} ended the session",
+                detail=_words(fields),
+                hint="The server was stopped, or somebody or a timeout ended this session; it is made again by itself.",
+            )
+        case "57P04":
+            return ConnectionLost(
+                f'database "{settings.database}" was dropped',
+                detail=_words(fields),
+                hint="Point the pipeline at a database that exists.",
+                retry=Retry.NEVER,
+            )
+    return None
+
+
+def _lacks_right(fields: ErrorFields, settings: ConnectSettings) -> PrivilegeError:
+    role = settings.username
+    # The walsender's checks moved between routines over the versions; these two names cover 14 to 18.
+    if fields.routine in ("InitPostgres", "CheckSlotPermissions", "check_permissions"):
+        return PrivilegeError(
+            f'role "{role}" may not use replication at {settings.address}',
+            detail=_words(fields),
+            hint=f"Run as a superuser: ALTER ROLE {_identifier(role)} REPLICATION "
+            "(on managed servers, grant the provider's replication role instead).",
+        )
+    return PrivilegeError(
+        f'role "{role}" lacks a right at {settings.address}',
+        detail=_words(fields),
+        hint=fields.hint or f"Grant it, for example: GRANT SELECT ON ALL TABLES IN SCHEMA ... TO {_identifier(role)}",
+    )
+
+
+def _other(fields: ErrorFields) -> ServerError:
+    return ServerError(
+        fields.message,
+        sqlstate=fields.sqlstate,
+        detail=f"{fields.severity} {fields.sqlstate}" + (f": {fields.detail}" if fields.detail else ""),
+        hint=fields.hint or _HINTS.get(fields.sqlstate, _look_in_log)(fields),
+        retry=Retry.TIMED if fields.sqlstate[:2] in _TIMED_CLASSES else Retry.NEVER,
+    )
+
+
+def _look_in_log(fields: ErrorFields) -> str:
+    return f"Look for SQLSTATE {fields.sqlstate} in the server's log, which also has the statement."
+
+
+def _canceled(fields: ErrorFields) -> str:
+    return "Somebody cancelled the statement, or a timeout did; run it again."
+
+
+def _missing_object(fields: ErrorFields) -> str:
+    return "Create the object that is named, or correct the name; publications are listed in pg_publication."
+
+
+_HINTS: dict[str, Callable[[ErrorFields], str]] = {"57014": _canceled, "42704": _missing_object}
+
+
+def _words(fields: ErrorFields) -> str:
+    parts = [f"{fields.severity} {fields.sqlstate}: {fields.message}", fields.detail, fields.hint]
+    return "; ".join(part for part in parts if part)
+
+
+def _identifier(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

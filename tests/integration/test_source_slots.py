@@ -1,0 +1,181 @@
+"""Replication slots on a real server: seen, judged, dropped, and who is in the way of making one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import psycopg
+import pytest
+
+from headwater.errors import SlotError
+from headwater.lsn import EndLsn
+from headwater.schema.table import TableId
+from headwater.source.server import flush_lsn, server_facts
+from headwater.source.session import Connection, connect
+from headwater.source.slot_check import SlotVerdict, blockers, check_apply_slot
+from headwater.source.slot_errors import LineageLost, OtherServer, SlotInUse, SlotInvalidated, SlotMissing, SlotNotOurs
+from headwater.source.slots import apply_slot_name, drop_slot, inspect_slot, sync_slot_name, sync_slots
+from headwater.testing.postgres import PostgresServer
+
+
+@pytest.fixture
+def session(database: Any) -> Iterator[Connection]:
+    with connect(database.settings) as connection:
+        yield connection
+
+
+@pytest.fixture
+def slot(database: Any) -> str:
+    name = f"headwater_apply_{database.value('select oid::bigint from pg_database where datname = current_database()')}"
+    create(database, name)
+    return name
+
+
+def create(database: Any, name: str, plugin: str = "pgoutput") -> None:
+    database.execute("select pg_create_logical_replication_slot(%s, %s)", [name, plugin])
+
+
+@contextmanager
+def reading(database: Any, slot: str, application_name: str) -> Iterator[psycopg.Connection[Any]]:
+    """Somebody who reads from the slot."""
+    database.execute("drop publication if exists p; create publication p")
+    with database.connect(replication="database", application_name=application_name) as connection:
+        options = "proto_version '1', publication_names 'p'"
+        connection.pgconn.exec_(f'START_REPLICATION SLOT "{slot}" LOGICAL 0/0 ({options})'.encode())
+        yield connection
+
+
+def test_slot_names_are_short_enough_and_carry_the_pipeline() -> None:
+    assert apply_slot_name(7) == "headwater_apply_7"
+    assert sync_slot_name(7, TableId(16384)) == "headwater_sync_7_16384"
+    assert len(sync_slot_name(2**63 - 1, TableId(2**32 - 1))) < 63
+
+
+def test_a_slot_is_seen_as_the_server_shows_it(database: Any, session: Connection, slot: str) -> None:
+    facts = inspect_slot(session, slot)
+    assert (facts.exists, facts.plugin, facts.slot_type, facts.database) == (True, "pgoutput", "logical", database.name)
+    assert (facts.active_pid, facts.wal_status, facts.invalidation_reason) == (None, "reserved", None)
+    flush = flush_lsn(session)
+    lag, retained = facts.lag_bytes(flush), facts.retained_bytes(flush)
+    assert lag is not None
+    assert retained is not None
+    assert 0 <= lag <= retained
+    assert not inspect_slot(session, "absent").exists
+
+
+def test_leftover_sync_slots_of_one_pipeline_are_listed(database: Any, session: Connection) -> None:
+    for name in ("headwater_sync_41_5", "headwater_sync_41_6", "headwater_sync_411_7", "headwater_apply_41"):
+        create(database, name)
+    assert [facts.name for facts in sync_slots(session, 41)] == ["headwater_sync_41_5", "headwater_sync_41_6"]
+
+
+def test_dropping_a_slot_may_be_repeated(session: Connection, slot: str) -> None:
+    assert drop_slot(session, slot, wait_seconds=1)
+    assert not drop_slot(session, slot, wait_seconds=1)
+
+
+def test_dropping_a_slot_ends_a_reader_of_ours(database: Any, session: Connection, slot: str) -> None:
+    with reading(database, slot, "headwater_apply_1"):
+        assert inspect_slot(session, slot).active_pid is not None
+        assert drop_slot(session, slot, wait_seconds=20)
+    assert not inspect_slot(session, slot).exists
+
+
+def test_dropping_a_slot_leaves_a_stranger_alone(database: Any, session: Connection, slot: str) -> None:
+    with reading(database, slot, "somebody_else") as reader:
+        pid = inspect_slot(session, slot).active_pid
+        start = time.monotonic()
+        with pytest.raises(SlotInUse, match="in use") as error:
+            drop_slot(session, slot, wait_seconds=0.3)
+        assert time.monotonic() - start >= 0.3
+        assert str(pid) in error.value.detail
+        assert reader.info.backend_pid == pid
+
+
+def test_a_fresh_start_creates_and_a_good_slot_is_resumed(session: Connection, slot: str) -> None:
+    server, flush = server_facts(session), flush_lsn(session)
+    assert check_apply_slot(inspect_slot(session, "absent"), None, server, flush) is SlotVerdict.CREATE
+    facts = inspect_slot(session, slot)
+    for progress in (None, EndLsn(1), flush):
+        identifier = server.system_identifier
+        verdict = check_apply_slot(facts, progress, server, flush, recorded_system_identifier=identifier)
+        assert verdict is SlotVerdict.RESUME
+
+
+def test_invariant_10_a_lost_slot_is_never_papered_over(database: Any, session: Connection, slot: str) -> None:
+    server, flush, facts = server_facts(session), flush_lsn(session), inspect_slot(session, slot)
+    lost: list[tuple[type[SlotError], Any]] = [
+        (SlotMissing, lambda: check_apply_slot(inspect_slot(session, "absent"), EndLsn(5), server, flush)),
+        (OtherServer, lambda: check_apply_slot(facts, EndLsn(flush.value + 1), server, flush)),
+        (OtherServer, lambda: check_apply_slot(facts, None, server, flush, recorded_system_identifier="1")),
+        (SlotInvalidated, lambda: check_apply_slot(replace(facts, wal_status="lost"), EndLsn(5), server, flush)),
+        (
+            SlotInvalidated,
+            lambda: check_apply_slot(replace(facts, invalidation_reason="idle_timeout"), None, server, flush),
+        ),
+    ]
+    for kind, check in lost:
+        with pytest.raises(kind) as error:
+            check()
+        assert isinstance(error.value, LineageLost)
+        assert error.value.detail
+        assert "headwater resync" in error.value.hint
+
+
+def test_a_slot_that_is_not_ours_is_refused(database: Any, session: Connection, slot: str) -> None:
+    server, flush = server_facts(session), flush_lsn(session)
+    create(database, f"{slot}_other", "test_decoding")
+    with pytest.raises(SlotNotOurs, match="not one of ours"):
+        check_apply_slot(inspect_slot(session, f"{slot}_other"), None, server, flush)
+    with pytest.raises(SlotNotOurs, match="another database"):
+        check_apply_slot(inspect_slot(session, slot), None, replace(server, database="elsewhere"), flush)
+    with reading(database, slot, "headwater"), pytest.raises(SlotInUse):
+        check_apply_slot(inspect_slot(session, slot), None, server, flush)
+
+
+def test_a_slot_whose_wal_was_removed_is_seen_as_lost() -> None:
+    settings = {"max_slot_wal_keep_size": "1MB", "max_wal_size": "32MB", "min_wal_size": "32MB"}
+    with PostgresServer.start(settings=settings) as server, connect(server.settings()) as session:
+        session.execute("select pg_create_logical_replication_slot('headwater_apply_1', 'pgoutput')")
+        session.execute("create table public.filler (t text)")
+        for _ in range(4):
+            session.execute("insert into public.filler values ('x')")
+            session.execute("select pg_switch_wal()")
+        session.execute("checkpoint")
+        facts = inspect_slot(session, "headwater_apply_1")
+        assert facts.invalidated
+        with pytest.raises(SlotInvalidated) as error:
+            check_apply_slot(facts, EndLsn(5), server_facts(session), flush_lsn(session))
+        assert "wal_status=lost" in error.value.detail
+        assert "max_slot_wal_keep_size is 1MB" in error.value.detail
+
+
+def test_who_is_in_the_way_of_a_new_slot_is_told_without_what_they_run(database: Any, session: Connection) -> None:
+    database.execute("create table t (id int)")
+    writer = database.connect(application_name="nightly report")
+    reader = database.connect()
+    try:
+        reader.execute("begin")
+        reader.execute("select count(*) from t")
+        writer.execute("begin")
+        writer.execute("insert into t values (42)")
+        with database.connect() as preparing:
+            preparing.execute("begin")
+            preparing.execute("insert into t values (43)")
+            preparing.execute(f"prepare transaction 'gid {database.name}'")
+        found = blockers(session)
+        prepared = [blocker for blocker in found if blocker.gid == f"gid {database.name}"]
+        writing = [blocker for blocker in found if blocker.pid == writer.info.backend_pid]
+        assert len(prepared) == len(writing) == 1
+        assert "nightly report" in str(writing[0])
+        assert "insert" not in str(writing[0])
+        assert writing[0].age_seconds is not None
+        assert reader.info.backend_pid not in {blocker.pid for blocker in found}, "who only reads is not waited for"
+    finally:
+        writer.close()
+        reader.close()
+        database.execute(f"rollback prepared 'gid {database.name}'")

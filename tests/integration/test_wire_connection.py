@@ -1,0 +1,428 @@
+"""Our own connection against real servers: who gets in and who doesn't, TLS, COPY, and the replication stream."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+import trustme
+
+from headwater.errors import (
+    AuthenticationError,
+    ConnectError,
+    ConnectionLost,
+    PrivilegeError,
+    Retry,
+    ServerError,
+    SlotError,
+    SourceSettingsError,
+    TlsError,
+)
+from headwater.lsn import EndLsn
+from headwater.testing.postgres import PostgresServer, ServerTls
+from headwater.wire.connection import WireConnection
+from headwater.wire.settings import ConnectSettings, Secret, TlsMode, TlsSettings
+
+PLUGIN = {"proto_version": "1", "publication_names": "pub"}
+
+
+@pytest.fixture
+def slot(database: Any) -> str:
+    """A table, a publication and a slot of one test's own."""
+    database.execute("create table t (id int primary key, v text); create publication pub for table t")
+    name = f"slot_{database.name}"
+    database.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", [name])
+    return name
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture(scope="module")
+def tls_server(authority: trustme.CA) -> Iterator[PostgresServer]:
+    """Shows a certificate for localhost only, so 127.0.0.1 is the wrong name; TCP without TLS is refused."""
+    certificate = authority.issue_cert("localhost")
+    tls = ServerTls(certificate.cert_chain_pems[0].bytes().decode(), certificate.private_key_pem.bytes().decode())
+    hba = ("local all,replication all trust", "hostssl all,replication all 127.0.0.1/32 scram-sha-256")
+    with PostgresServer.start(tls=tls, hba=hba) as server:
+        yield server
+
+
+def roots_of(authority: trustme.CA) -> str:
+    return authority.cert_pem.bytes().decode()
+
+
+def with_tls(
+    server: PostgresServer, mode: TlsMode, roots: str | None = None, host: str = "127.0.0.1"
+) -> ConnectSettings:
+    return server.settings(host=host, tls=TlsSettings(mode, roots))
+
+
+def uses_tls(connection: WireConnection) -> bool:
+    return connection.query("select ssl from pg_stat_ssl where pid = pg_backend_pid()") == [{"ssl": "t"}]
+
+
+def confirmed(database: Any, slot: str) -> EndLsn:
+    text = database.value("select confirmed_flush_lsn::text from pg_replication_slots where slot_name = %s", [slot])
+    return EndLsn.parse(text)
+
+
+def read_until(stream: Any, wanted: bytes, seconds: float = 10) -> bytes:
+    received, deadline = b"", time.monotonic() + seconds
+    while wanted not in received:
+        assert time.monotonic() < deadline, "the change did not come"
+        if (chunk := stream.read(0.5)) is not None:
+            received += chunk.data.tobytes()
+    return received
+
+
+def wait_for(condition: Any, tick: Any = None, seconds: float = 10) -> None:
+    """Until what the server shows is true: it has no way to tell us."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "did not come true in time"
+        if tick is not None:
+            tick()
+        threading.Event().wait(0.01)
+
+
+@pytest.mark.parametrize("tcp", [True, False], ids=["scram over tcp", "unix socket"])
+def test_a_session_opens_with_everything_pinned(pg_server: PostgresServer, tcp: bool) -> None:
+    with WireConnection.connect(pg_server.settings(tcp=tcp)) as connection:
+        assert connection.server_version == pg_server.version
+        shown = {
+            name: connection.query(f"show {name}")[0][name]
+            for name in ("TimeZone", "bytea_output", "statement_timeout", "idle_session_timeout", "application_name")
+        }
+        assert connection.backend_pid == int(connection.query("select pg_backend_pid() as pid")[0]["pid"] or 0)
+    assert shown == {
+        "TimeZone": "UTC",
+        "bytea_output": "hex",
+        "statement_timeout": "0",
+        "idle_session_timeout": "0",
+        "application_name": "headwater",
+    }
+    assert connection.closed
+
+
+def test_options_set_the_session(pg: ConnectSettings) -> None:
+    with WireConnection.connect(pg, options={"work_mem": "7MB"}) as connection:
+        assert connection.query("show work_mem") == [{"work_mem": "7MB"}]
+
+
+def test_replication_commands_are_queries(pg: ConnectSettings) -> None:
+    with WireConnection.connect(pg, replication=True) as connection:
+        (row,) = connection.query("IDENTIFY_SYSTEM")
+        assert row["dbname"] == pg.database
+        assert EndLsn.parse(row["xlogpos"] or "") > EndLsn(0)
+
+
+def test_an_error_leaves_the_session_usable(pg: ConnectSettings) -> None:
+    with WireConnection.connect(pg) as connection:
+        with pytest.raises(ServerError) as caught:
+            connection.query("select 1/0")
+        assert caught.value.sqlstate == "22012"
+        with pytest.raises(ServerError):
+            connection.copy_out("copy nowhere to stdout")
+        assert connection.query("select 1 as one") == [{"one": "1"}]
+
+
+def test_a_wrong_password_is_named_as_such(pg: ConnectSettings) -> None:
+    with pytest.raises(AuthenticationError, match="password of role") as caught:
+        WireConnection.connect(replace(pg, password=Secret("not this one")))
+    assert "not this one" not in str(caught.value)
+    assert "ALTER ROLE" in caught.value.hint
+
+
+def test_a_missing_password_is_named_as_such(pg: ConnectSettings) -> None:
+    with pytest.raises(AuthenticationError) as caught:
+        WireConnection.connect(replace(pg, password=None))
+    assert "none is set" in caught.value.detail
+
+
+def test_a_missing_database_is_no_matter_of_time(pg: ConnectSettings) -> None:
+    with pytest.raises(ConnectError, match="does not exist") as caught:
+        WireConnection.connect(replace(pg, database="nowhere"))
+    assert caught.value.retry is Retry.NEVER
+
+
+def test_a_host_that_nobody_knows_is_a_connect_error(pg: ConnectSettings) -> None:
+    with pytest.raises(ConnectError, match="could not be found"):
+        WireConnection.connect(replace(pg, host="no-such-host.invalid"))
+
+
+def test_a_role_without_replication_is_told_what_it_lacks(database: Any, pg_server: PostgresServer) -> None:
+    role = f"plain_{database.name}"
+    database.execute(f"create role {role} login")
+    try:
+        with pytest.raises(PrivilegeError, match="may not use replication") as caught:
+            WireConnection.connect(pg_server.settings(database.name, tcp=False, username=role), replication=True)
+        assert f'ALTER ROLE "{role}" REPLICATION' in caught.value.hint
+    finally:
+        database.execute(f"drop role {role}")
+
+
+def test_md5_and_cleartext_and_no_entry(authority: trustme.CA) -> None:
+    with PostgresServer.start() as server:
+        with server.connect() as connection:
+            connection.execute("set password_encryption = 'md5'; create role old login password 'x y'")
+        old = server.settings(username="old", password=Secret("x y"))
+        for method in ("md5", "password"):
+            server.set_hba([f"host all old 127.0.0.1/32 {method}"])
+            WireConnection.connect(old).close()
+        server.set_hba(["host all somebody 127.0.0.1/32 md5"])
+        with pytest.raises(AuthenticationError, match=r"pg_hba\.conf") as caught:
+            WireConnection.connect(old)
+        assert "pg_reload_conf" in caught.value.hint
+
+
+def test_wal_level_replica_is_a_setting_to_change() -> None:
+    with PostgresServer.start(settings={"wal_level": "replica"}) as server:
+        with WireConnection.connect(server.settings(), replication=True) as connection:
+            with pytest.raises(SourceSettingsError) as caught:
+                connection.query("CREATE_REPLICATION_SLOT s LOGICAL pgoutput (SNAPSHOT 'nothing')")
+        assert "ALTER SYSTEM SET wal_level = logical" in caught.value.hint
+
+
+@pytest.mark.parametrize("mode", [TlsMode.PREFER, TlsMode.REQUIRE])
+def test_tls_without_verification(tls_server: PostgresServer, mode: TlsMode) -> None:
+    with WireConnection.connect(with_tls(tls_server, mode)) as connection:
+        assert uses_tls(connection)
+
+
+@pytest.mark.parametrize("as_file", [True, False], ids=["path", "text"])
+def test_verify_full_accepts_the_right_name(
+    tls_server: PostgresServer, authority: trustme.CA, tmp_path: Path, as_file: bool
+) -> None:
+    roots = roots_of(authority)
+    if as_file:
+        (tmp_path / "roots.pem").write_text(roots)
+        roots = str(tmp_path / "roots.pem")
+    settings = with_tls(tls_server, TlsMode.VERIFY_FULL, roots, "localhost")
+    with WireConnection.connect(settings) as connection:
+        assert uses_tls(connection)
+    psycopg.connect(**settings.conninfo()).close()  # type: ignore[arg-type]
+
+
+def test_verify_full_refuses_another_name_and_verify_ca_does_not_mind(
+    tls_server: PostgresServer, authority: trustme.CA
+) -> None:
+    with pytest.raises(TlsError, match="another host name"):
+        WireConnection.connect(with_tls(tls_server, TlsMode.VERIFY_FULL, roots_of(authority)))
+    WireConnection.connect(with_tls(tls_server, TlsMode.VERIFY_CA, roots_of(authority))).close()
+
+
+@pytest.mark.parametrize("mode", [TlsMode.REQUIRE, TlsMode.VERIFY_CA, TlsMode.VERIFY_FULL])
+def test_a_certificate_of_a_stranger_is_not_trusted(tls_server: PostgresServer, mode: TlsMode) -> None:
+    with pytest.raises(TlsError, match="not trusted") as caught:
+        WireConnection.connect(with_tls(tls_server, mode, roots_of(trustme.CA()), "localhost"))
+    assert "root_certs" in caught.value.hint
+
+
+def test_the_system_store_does_not_know_our_authority(tls_server: PostgresServer) -> None:
+    with pytest.raises(TlsError, match="not trusted"):
+        WireConnection.connect(with_tls(tls_server, TlsMode.VERIFY_FULL, host="localhost"))
+
+
+def test_plain_text_is_refused_where_only_tls_is_admitted(tls_server: PostgresServer) -> None:
+    with pytest.raises(AuthenticationError, match=r"pg_hba\.conf"):
+        WireConnection.connect(with_tls(tls_server, TlsMode.DISABLE))
+
+
+def test_a_server_without_tls_is_refused_where_tls_is_required(pg_server: PostgresServer) -> None:
+    with pytest.raises(TlsError, match="does not offer TLS"):
+        WireConnection.connect(with_tls(pg_server, TlsMode.REQUIRE))
+
+
+def test_prefer_falls_back_where_pg_hba_admits_only_plain_text(authority: trustme.CA) -> None:
+    certificate = authority.issue_cert("localhost")
+    tls = ServerTls(certificate.cert_chain_pems[0].bytes().decode(), certificate.private_key_pem.bytes().decode())
+    hba = ("local all,replication all trust", "hostnossl all all 127.0.0.1/32 scram-sha-256")
+    with PostgresServer.start(tls=tls, hba=hba) as server:
+        with WireConnection.connect(with_tls(server, TlsMode.PREFER)) as connection:
+            assert not uses_tls(connection)
+
+
+@pytest.mark.parametrize("way", ["tcp", "unix", "tls"])
+def test_copy_out_brings_every_row(pg_server: PostgresServer, tls_server: PostgresServer, way: str) -> None:
+    server = tls_server if way == "tls" else pg_server
+    with WireConnection.connect(server.settings(tcp=way != "unix")) as connection:
+        chunks = list(
+            connection.copy_out(
+                "copy (select i, repeat('x', i % 100) from generate_series(1, 100000) i) to stdout", chunk_bytes=1 << 20
+            )
+        )
+        assert connection.query("select 1 as one") == [{"one": "1"}]
+    lines = []
+    for chunk in chunks:
+        data, position = chunk.data.tobytes(), 0
+        while position < len(data):
+            assert data[position : position + 1] == b"d"
+            end = position + 1 + int.from_bytes(data[position + 1 : position + 5], "big")
+            lines.append(data[position + 5 : end])
+            position = end
+        assert position == len(data)
+    assert len(chunks) > 3
+    assert lines == [f"{i}\t{'x' * (i % 100)}\n".encode() for i in range(1, 100_001)]
+
+
+def test_a_row_of_64_mib_arrives_whole(pg: ConnectSettings) -> None:
+    with WireConnection.connect(pg) as connection:
+        chunks = list(connection.copy_out(f"copy (select repeat('y', {64 << 20})) to stdout", chunk_bytes=1 << 20))
+    assert sum(len(chunk.data) for chunk in chunks) == (64 << 20) + 6
+
+
+def test_an_error_in_mid_copy_is_raised_after_what_came(pg: ConnectSettings) -> None:
+    received = 0
+    with WireConnection.connect(pg) as connection:
+        with pytest.raises(ServerError, match="division by zero"):
+            for chunk in connection.copy_out(
+                "copy (select 1 / (50000 - i) from generate_series(1, 100000) i) to stdout", chunk_bytes=1 << 16
+            ):
+                received += len(chunk.data)
+        assert received > 0
+        assert connection.query("select 1 as one") == [{"one": "1"}]
+
+
+@pytest.mark.parametrize("way", ["tcp", "tls"])
+def test_cancel_ends_a_statement(pg_server: PostgresServer, tls_server: PostgresServer, way: str) -> None:
+    server = tls_server if way == "tls" else pg_server
+    with WireConnection.connect(server.settings()) as connection:
+        caught: list[ServerError] = []
+
+        def run() -> None:
+            try:
+                connection.query("select pg_sleep(60)")
+            except ServerError as error:
+                caught.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        with server.connect() as watcher:
+            pid = connection.backend_pid
+            wait_for(
+                lambda: (
+                    watcher.execute(
+                        "select from pg_stat_activity where pid = %s and wait_event = 'PgSleep'", [pid]
+                    ).rowcount
+                )
+            )
+        connection.cancel()
+        thread.join(10)
+        assert caught[0].sqlstate == "57014"
+        assert connection.query("select 1 as one") == [{"one": "1"}]
+
+
+def test_a_terminated_session_is_a_lost_connection(pg: ConnectSettings, database: Any) -> None:
+    with WireConnection.connect(pg) as connection:
+        database.execute("select pg_terminate_backend(%s, 10000)", [connection.backend_pid])
+        with pytest.raises(ConnectionLost) as caught:
+            connection.query("select 1")
+        assert caught.value.retry is Retry.TIMED
+        assert connection.closed
+
+
+def test_a_slot_that_is_missing_or_taken(database: Any, slot: str) -> None:
+    settings = database.settings
+    with WireConnection.connect(settings, replication=True) as first:
+        with pytest.raises(SlotError, match='"nowhere" does not exist'):
+            first.start_replication("nowhere", EndLsn(0), PLUGIN)
+        stream = first.start_replication(slot, EndLsn(0), PLUGIN)
+        with WireConnection.connect(settings, replication=True) as second:
+            with pytest.raises(SlotError, match="in use") as caught:
+                second.start_replication(slot, EndLsn(0), PLUGIN)
+            assert caught.value.retry is Retry.TIMED
+            with pytest.raises(SlotError, match="exists already"):
+                second.query(f"CREATE_REPLICATION_SLOT {slot} LOGICAL pgoutput (SNAPSHOT 'nothing')")
+        stream.stop()
+        assert not first.closed
+        assert first.query("select 1 as one") == [{"one": "1"}]
+
+
+@pytest.mark.parametrize("way", ["tcp", "unix"])
+def test_changes_arrive_and_confirm_moves_the_slot(
+    database: Any, slot: str, pg_server: PostgresServer, way: str
+) -> None:
+    with WireConnection.connect(pg_server.settings(database.name, tcp=way == "tcp"), replication=True) as connection:
+        before = confirmed(database, slot)
+        stream = connection.start_replication(slot, EndLsn(0), PLUGIN, status_interval_seconds=60)
+        database.execute("insert into t values (1, 'a change to find')")
+        read_until(stream, b"a change to find")
+        flushed = EndLsn.parse(database.value("select pg_current_wal_flush_lsn()::text"))
+        stream.request_reply()
+        wait_for(lambda: stream.last_received >= flushed, lambda: stream.read(0.05))
+        # Received and not confirmed: the slot stands still.
+        assert confirmed(database, slot) == before
+        reader = threading.Thread(target=lambda: stream.read(30))
+        reader.start()
+        stream.confirm(flushed)
+        wait_for(lambda: confirmed(database, slot) >= flushed)
+        stream.wake()
+        reader.join(10)
+        assert not reader.is_alive()
+        stream.stop()
+
+
+def test_a_stream_under_tls_brings_everything(tls_server: PostgresServer) -> None:
+    name = tls_server.create_database()
+    with tls_server.connect(name) as connection:
+        connection.execute("create table t (id int primary key, v text); create publication pub for table t")
+        connection.execute("select pg_create_logical_replication_slot('tls_slot', 'pgoutput')")
+        connection.execute("insert into t select i, md5(i::text) from generate_series(1, 50000) i")
+    try:
+        with WireConnection.connect(tls_server.settings(name), replication=True) as wire:
+            assert uses_tls(wire)
+            stream = wire.start_replication("tls_slot", EndLsn(0), PLUGIN)
+            received = read_until(stream, b"51db1a2f5bd0b0f1", 0.0) if False else b""
+            while received.count(b"I") < 50_000 or b"C\0" not in received[-60:]:
+                chunk = stream.read(10)
+                assert chunk is not None
+                received += chunk.data.tobytes()
+            stream.stop()
+    finally:
+        tls_server.drop_database(name)
+
+
+@pytest.mark.parametrize("reading", [True, False], ids=["in a long read", "by tick alone"])
+def test_the_server_is_answered_while_nothing_is_read(reading: bool) -> None:
+    with PostgresServer.start(settings={"wal_sender_timeout": "1s"}) as server:
+        with server.connect() as connection:
+            connection.execute("create table t (id int primary key); create publication pub for table t")
+            connection.execute("select pg_create_logical_replication_slot('s', 'pgoutput')")
+            with WireConnection.connect(server.settings(), replication=True) as wire:
+                stream = wire.start_replication("s", EndLsn(0), PLUGIN, status_interval_seconds=1 / 3)
+                deadline = time.monotonic() + 3
+                # Enough changes to fill every buffer on the way, so that the server's send stalls.
+                connection.execute("insert into t select generate_series(1, 300000)")
+                while time.monotonic() < deadline:
+                    if reading:
+                        stream.read(2.5)
+                    else:
+                        stream.tick()
+                        threading.Event().wait(0.02)
+                alive = connection.execute("select from pg_stat_replication where pid = %s", [wire.backend_pid])
+                assert alive.rowcount == 1
+
+
+def test_a_stopped_server_ends_the_stream_and_refuses_in_time(tmp_path: Path) -> None:
+    with PostgresServer.start() as server:
+        with server.connect() as connection:
+            connection.execute("create table t (id int primary key); create publication pub for table t")
+            connection.execute("select pg_create_logical_replication_slot('s', 'pgoutput')")
+        with WireConnection.connect(server.settings(), replication=True) as wire:
+            stream = wire.start_replication("s", EndLsn(0), PLUGIN)
+            server.stop("immediate")
+            with pytest.raises(ConnectionLost) as caught:
+                for _ in range(10):
+                    stream.read(5)
+            assert caught.value.retry is Retry.TIMED
+        with pytest.raises(ConnectError, match="no server at"):
+            WireConnection.connect(server.settings())

@@ -1,0 +1,217 @@
+"""The net of a run of changes equals playing the changes one by one."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headwater.destinations.iceberg.delta import net_delta
+from headwater.destinations.iceberg.net import NetChanges, net_changes
+from headwater.events import DELETE, INSERT, NO_OLD, OLD_FULL, OLD_KEY, UPDATE, ChangeRun
+from headwater.schema.table import ColumnSchema, ReplicatedTableSchema, ReplicaIdentity, TableId, TableName, TableSchema
+from headwater.schema.types import BUILT_IN
+
+MISSING = "<missing>"
+COLUMNS = ("k", "j", "v", "w")
+TYPES = pa.schema([("k", pa.int64()), ("j", pa.string()), ("v", pa.string()), ("w", pa.int64())])
+SCHEMA = ReplicatedTableSchema(
+    TableSchema(
+        TableId(1),
+        TableName("public", "t"),
+        tuple(
+            ColumnSchema(name, BUILT_IN[oid], primary_key=name in "kj")
+            for name, oid in zip(COLUMNS, (20, 25, 25, 20), strict=True)
+        ),
+    )
+)
+Change = tuple[int, tuple[Any, ...] | None, tuple[Any, ...] | None, int, frozenset[str]]
+
+
+def make_run(changes: list[Change], schema: ReplicatedTableSchema = SCHEMA) -> ChangeRun:
+    """Each change: operation, new row, old row, kind of the old row, names of unchanged columns."""
+    size = len(changes)
+    none = (None,) * len(COLUMNS)
+    new = [dict(zip(COLUMNS, c[1] or none, strict=True)) for c in changes]
+    old = [dict(zip(COLUMNS, c[2] or none, strict=True)) for c in changes]
+    unchanged = {name: np.array([name in c[4] for c in changes]) for name in COLUMNS if any(name in c[4] for c in changes)}
+    for row, change in zip(new, changes, strict=True):
+        row.update(dict.fromkeys(change[4]))
+    return ChangeRun(
+        schema=schema,
+        op=np.array([c[0] for c in changes], np.uint8),
+        commit_lsn=np.arange(size, dtype=np.uint64),
+        ordinal=np.zeros(size, np.int64),
+        transaction=np.zeros(size, np.int64),
+        position=np.arange(size),
+        new=pa.Table.from_pylist(new, TYPES),
+        old_kind=np.array([c[3] for c in changes], np.uint8),
+        old=pa.Table.from_pylist(old, TYPES) if any(c[3] for c in changes) else None,
+        unchanged=unchanged,
+    )
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[dict[Any, Any], list[Change], bool]:
+    """A target, and changes that a source holding it could send."""
+    keys = st.tuples(st.integers(0, 3), st.sampled_from("ab"))
+    target = {key: (*key, f"v{i}", i) for i, key in enumerate(draw(st.lists(keys, unique=True)))}
+    full = draw(st.booleans())
+    source = dict(target)
+    changes: list[Change] = []
+    for i in range(draw(st.integers(1, 14))):
+        kinds = ["insert"] + (["update", "move", "delete"] if source else [])
+        kind = draw(st.sampled_from(kinds))
+        if kind == "insert":
+            key = draw(keys)
+            row = (*key, f"i{i}", 100 + i)
+            source[key] = row
+            changes.append((INSERT, row, None, NO_OLD, frozenset()))
+            continue
+        key = draw(st.sampled_from(sorted(source)))
+        before = source.pop(key)
+        if kind == "delete":
+            changes.append((DELETE, None, before if full else (*key, None, None), OLD_FULL if full else OLD_KEY, frozenset()))
+            continue
+        free = [k for k in ((a, b) for a in range(4) for b in "ab") if k not in source and k != key]
+        new_key = draw(st.sampled_from(free)) if kind == "move" and free else key
+        same = draw(st.sets(st.sampled_from(["v", "w"])))
+        row = (*new_key, before[2] if "v" in same else f"u{i}", before[3] if "w" in same else 200 + i)
+        source[new_key] = row
+        old_kind = OLD_FULL if full else OLD_KEY if new_key != key else NO_OLD
+        old = before if full else (*key, None, None) if old_kind else None
+        changes.append((UPDATE, row, old, old_kind, frozenset(same)))
+    return target, changes, full
+
+
+def apply(target: dict[Any, Any], net: NetChanges) -> dict[Any, Any]:
+    result = dict(target)
+    upserts = [list(row.values()) for row in net.upserts.to_pylist()]
+    if net.pending is not None:
+        for at, origin, in_target in zip(net.pending.rows, net.pending.origin.to_pylist(), net.pending.in_target, strict=True):
+            index = int(np.flatnonzero(net.pending.rows == at)[0])
+            for name, flags in net.pending.missing.items():
+                if flags[index]:
+                    assert in_target
+                    upserts[at][COLUMNS.index(name)] = target[tuple(origin.values())][COLUMNS.index(name)]
+    for key in net.deletes.to_pylist():
+        result.pop(tuple(key.values()), None)
+    for row in upserts:
+        result[tuple(row[:2])] = tuple(row)
+    return result
+
+
+@settings(max_examples=400, deadline=None)
+@given(histories())
+def test_the_net_of_a_run_equals_playing_its_changes_one_by_one(history: tuple[dict[Any, Any], list[Change], bool]) -> None:
+    target, changes, full = history
+    expected = dict(target)
+    for op, new, old, _, _ in changes:
+        if old is not None:
+            expected.pop(tuple(old[:2]), None)
+        if op != DELETE:
+            assert new is not None
+            expected[tuple(new[:2])] = new
+    net = net_changes(make_run(changes), ("k", "j"))
+    assert apply(target, net) == expected
+    assert not full or net.pending is None
+    touched = [tuple(row.values()) for row in net.deletes.to_pylist()] + [
+        (row["k"], row["j"]) for row in net.upserts.to_pylist()
+    ]
+    assert len(touched) == len(set(touched)), "one row per key"
+
+
+def test_a_chain_of_key_changes_remembers_the_key_in_the_target() -> None:
+    net = net_changes(
+        make_run(
+            [
+                (UPDATE, (2, "a", None, 5), (1, "a", None, None), OLD_KEY, frozenset("v")),
+                (UPDATE, (3, "a", None, 6), (2, "a", None, None), OLD_KEY, frozenset("v")),
+            ]
+        ),
+        ("k", "j"),
+    )
+    assert net.pending is not None
+    assert net.pending.origin.to_pylist() == [{"k": 1, "j": "a"}]
+    assert net.pending.in_target.tolist() == [True]
+    assert net.upserts.to_pylist() == [{"k": 3, "j": "a", "v": None, "w": 6}]
+    assert sorted(row["k"] for row in net.deletes.to_pylist()) == [1, 2]
+
+
+def test_an_insert_with_an_unchanged_value_asks_the_source() -> None:
+    net = net_changes(make_run([(INSERT, (1, "a", None, 5), None, NO_OLD, frozenset("v"))]), ("k", "j"))
+    assert net.pending is not None
+    assert net.pending.in_target.tolist() == [False]
+
+
+def test_an_update_after_a_delete_in_the_run_does_not_look_into_the_target() -> None:
+    net = net_changes(
+        make_run(
+            [
+                (DELETE, None, (1, "a", None, None), OLD_KEY, frozenset()),
+                (UPDATE, (1, "a", None, 6), None, NO_OLD, frozenset("v")),
+            ]
+        ),
+        ("k", "j"),
+    )
+    assert net.pending is not None
+    assert net.pending.in_target.tolist() == [False]
+
+
+rows = st.tuples(st.integers(0, 1) | st.none(), st.sampled_from("ab"), st.none() | st.just("v"), st.none() | st.just(1))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(rows, max_size=5), st.lists(st.tuples(st.sampled_from("IUD"), rows, rows), min_size=1, max_size=10))
+def test_the_net_of_rows_without_a_key_is_a_difference_of_multisets(target: list[Any], wishes: list[Any]) -> None:
+    schema = ReplicatedTableSchema(
+        TableSchema(TableId(1), TableName("p", "t"), SCHEMA.columns, replica_identity=ReplicaIdentity.FULL)
+    )
+    source, changes = list(target), []
+    for kind, new, old in wishes:
+        if kind != "I" and old not in source:
+            continue
+        if kind != "I":
+            source.remove(old)
+        if kind != "D":
+            source.append(new)
+        op = {"I": INSERT, "U": UPDATE, "D": DELETE}[kind]
+        changes.append((op, new if kind != "D" else None, old if kind != "I" else None, OLD_FULL if kind != "I" else NO_OLD, frozenset()))
+    if not changes:
+        return
+    delta = net_delta(make_run(changes, schema))
+    result = list(target)
+    for row, count in zip(delta.removed.to_pylist(), delta.removed_count, strict=True):
+        for _ in range(count):
+            result.remove(tuple(row.values()))
+    result += [tuple(row.values()) for row in delta.added.to_pylist()]
+    assert sorted(result, key=repr) == sorted(source, key=repr)
+
+
+def test_a_quarter_of_a_million_changes_take_less_than_half_a_second() -> None:
+    size = 250_000
+    random = np.random.default_rng(1)
+    table = pa.table(
+        {"k": random.integers(0, 100_000, size), "j": ["a"] * size, "v": [None] * size, "w": np.arange(size)}
+    ).cast(TYPES)
+    run = ChangeRun(
+        SCHEMA,
+        np.full(size, UPDATE, np.uint8),
+        np.arange(size, dtype=np.uint64),
+        np.zeros(size, np.int64),
+        np.zeros(size, np.int64),
+        np.arange(size),
+        table,
+        np.zeros(size, np.uint8),
+        None,
+        {"v": np.ones(size, np.bool_)},
+    )
+    net_changes(run.filter(np.arange(size) < 10), ("k", "j"))
+    started = time.process_time()
+    net = net_changes(run, ("k", "j"))
+    assert time.process_time() - started < 0.5
+    assert net.upserts.num_rows == len(np.unique(table["k"].to_numpy()))

