@@ -114,7 +114,8 @@ class ProtocolError(HeadwaterError):
         super().__init__(
             message,
             detail=detail or f"at byte {offset}",
-            hint=hint or "Report this with the server's version; the bytes are not valid for the protocol we asked for.",
+            hint=hint
+            or "Report this with the server's version; the bytes are not valid for the protocol we asked for.",
             retry=retry,
         )
         self.offset = offset

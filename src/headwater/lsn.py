@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import total_ordering
 from typing import Self
 
 from headwater.errors import ProtocolError
@@ -18,7 +17,6 @@ from headwater.errors import ProtocolError
 _TEXT = re.compile(r"[0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8}")
 
 
-@total_ordering
 @dataclass(frozen=True, slots=True, eq=False)
 class Lsn:
     """What both kinds share. Never used by itself."""
@@ -41,12 +39,19 @@ class Lsn:
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
             return NotImplemented
-        return self.value == other.value  # type: ignore[attr-defined]
+        return self.value == other.value
 
     def __lt__(self, other: Self) -> bool:
-        if type(other) is not type(self):
-            return NotImplemented
-        return self.value < other.value
+        return self.value < other.value if type(other) is type(self) else NotImplemented
+
+    def __le__(self, other: Self) -> bool:
+        return self.value <= other.value if type(other) is type(self) else NotImplemented
+
+    def __gt__(self, other: Self) -> bool:
+        return self.value > other.value if type(other) is type(self) else NotImplemented
+
+    def __ge__(self, other: Self) -> bool:
+        return self.value >= other.value if type(other) is type(self) else NotImplemented
 
     def __hash__(self) -> int:
         return hash((type(self).__name__, self.value))

@@ -144,10 +144,10 @@ def test_a_directory_of_the_callers_stays_and_is_used_again(tmp_path: Path) -> N
 
 
 def test_settings_of_the_callers_win_and_bad_ones_are_told() -> None:
-    with PostgresServer.start(settings={"wal_sender_timeout": "3s", "max_replication_slots": "3"}) as server:
-        with server.connect() as connection:
-            assert connection.execute("show wal_sender_timeout").fetchone() == ("3s",)
-            assert connection.execute("show max_replication_slots").fetchone() == ("3",)
+    settings = {"wal_sender_timeout": "3s", "max_replication_slots": "3"}
+    with PostgresServer.start(settings=settings) as server, server.connect() as connection:
+        assert connection.execute("show wal_sender_timeout").fetchone() == ("3s",)
+        assert connection.execute("show max_replication_slots").fetchone() == ("3",)
     with pytest.raises(HeadwaterError, match="did not start") as caught:
         PostgresServer.start(settings={"no_such_setting": "it's"})
     assert "no_such_setting" in caught.value.detail

@@ -33,7 +33,8 @@ def test_types_of_the_sources_own_making_resolve_to_the_kinds_we_decode(database
         create type mood as enum ('sad', 'ok'); create type pair as (a int, b int);
         create domain tags as text[];
         create table t (
-            id int8 primary key, gone int, plain numeric, exact numeric(12,3) not null, domain_of_domain tax, prices tax[],
+            id int8 primary key, gone int, plain numeric, exact numeric(12,3) not null,
+            domain_of_domain tax, prices tax[],
             feeling mood, feelings mood[], ci citext, cis citext[], tagged tags,
             net inet, nets inet[], both_ pair, vec int2vector, texts text[], name varchar(20));
         alter table t drop column gone;
@@ -82,9 +83,8 @@ def test_types_of_the_sources_own_making_resolve_to_the_kinds_we_decode(database
 def test_names_keep_quotes_capitals_and_unicode(database: Any, session: Connection) -> None:
     namespace, table, column = 'Ein "Raum"', 'tä\'ble "x" %s', 'ключ % "k"'
     quoted = [name.replace('"', '""') for name in (namespace, table, column)]
-    database.execute(
-        'create schema "{}"; create table "{}"."{}" ("{}" int primary key)'.format(*([quoted[0]] + quoted))
-    )
+    database.execute(f'create schema "{quoted[0]}"')
+    database.execute('create table "{}"."{}" ("{}" int primary key)'.format(*quoted))
     database.execute("create publication p for all tables")
     table_id = TableId(database.value("select oid::bigint from pg_class where relname = %s", [table]))
     (schema,) = load_table_schemas(session, [table_id], "p").values()

@@ -85,7 +85,7 @@ def test_over_a_unix_socket_too(database: Any) -> None:
 def test_a_killed_run_does_not_keep_its_successor_out(database: Any) -> None:
     settings = database.server.settings(database.name, tcp=False)
     program = (
-        "import sys; from headwater.source.lock import PipelineLock; from headwater.wire.settings import ConnectSettings\n"
+        "import sys\nfrom headwater.source.lock import PipelineLock\nfrom headwater.wire.settings import ConnectSettings\n"
         "lock = PipelineLock(ConnectSettings(sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]), 5)\n"
         "lock.acquire(); print('held', flush=True); sys.stdin.read()"
     )

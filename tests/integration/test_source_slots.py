@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -43,8 +43,9 @@ def create(database: Any, name: str, plugin: str = "pgoutput") -> None:
 def reading(database: Any, slot: str, application_name: str) -> Iterator[psycopg.Connection[Any]]:
     """Somebody who reads from the slot."""
     database.execute("drop publication if exists p; create publication p")
-    with database.connect(replication="database", application_name=application_name) as connection:
-        options = "proto_version '1', publication_names 'p'"
+    options = "proto_version '1', publication_names 'p'"
+    # A session that streams can't be committed, which `with` would do.
+    with closing(database.connect(replication="database", application_name=application_name)) as connection:
         connection.pgconn.exec_(f'START_REPLICATION SLOT "{slot}" LOGICAL 0/0 ({options})'.encode())
         yield connection
 

@@ -5,6 +5,7 @@ Ends with status 0 only if source and lake are equal.
 
 from __future__ import annotations
 
+import logging
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -65,7 +66,7 @@ def demo(keep: Path | None, rows: int, seconds: float) -> None:
     Starts a Postgres server of its own, fills it, writes to it without a pause while its tables are copied into an
     Iceberg lake and after that, stops, and compares source and lake with an engine that did not write it.
     """
-    configure()
+    configure(logging.WARNING)
     warehouse = _warehouse(keep)
     console = Console()
     comparisons = Demo(console, warehouse, rows, seconds).run()
@@ -172,10 +173,13 @@ class Demo:
     def _late(self, what: str) -> HeadwaterError:
         snapshot = self._progress.snapshot()
         states = ", ".join(f"{name} {state}" for name, state in snapshot.states().items())
+        hint = "On a slow machine try fewer rows: headwater demo --rows 20000"
+        if snapshot.errors:
+            hint = "See the errors above; the demo's tables are ours, so this is a defect of Headwater. Report it."
         return HeadwaterError(
             f"the demo gave up waiting for {what}",
             detail="\n".join([f"tables: {states or 'none'}", *snapshot.errors]),
-            hint="On a slow machine try fewer rows: headwater demo --rows 20000",
+            hint=hint,
         )
 
     def _settings(self, source: ConnectSettings) -> Settings:

@@ -33,6 +33,7 @@ class LazyCommand:
 
 COMMANDS = {
     "demo": LazyCommand("headwater.cli.demo", "demo", "Replicate a small shop on this machine and check every value."),
+    "resync": LazyCommand("headwater.cli.resync", "resync", "Have tables copied again at the next run."),
     "run": LazyCommand("headwater.cli.run", "run", "Run a pipeline until it is stopped."),
 }
 

@@ -18,7 +18,7 @@ class BatchConfig(Checked):
         int, Setting("How long a batch may fill at most; it leaves earlier when the destination is free.", above=0)
     ] = 1_000
     memory_budget_ratio: Annotated[
-        float, Setting("The share of the machine's memory that batches may take together.", above=0, at_most=1)
+        float, Setting("The share of memory that batches may take together. Not acted on yet.", above=0, at_most=1)
     ] = 0.2
     max_bytes: Annotated[int, Setting("The size at which a batch leaves, counted in bytes of changes.", above=0)] = (
         64 * 1024**2
@@ -106,9 +106,12 @@ class PipelineConfig(Checked):
     ] = 5
     max_table_sync_workers: Annotated[int, Setting("Tables that are copied side by side.", above=0)] = 4
     max_copy_connections_per_table: Annotated[int, Setting("Connections that read one table at once.", above=0)] = 4
-    memory_refresh_interval_ms: Annotated[int, Setting("How often the use of memory is looked at.", above=0)] = 100
+    memory_refresh_interval_ms: Annotated[
+        int, Setting("How often the use of memory is looked at. Not acted on yet.", above=0)
+    ] = 100
     memory_backpressure: Annotated[
-        MemoryBackpressureConfig | None, Setting("When reading pauses to save memory; `false` turns it off.")
+        MemoryBackpressureConfig | None,
+        Setting("When reading pauses to save memory; `false` turns it off. Not acted on yet."),
     ] = field(default_factory=MemoryBackpressureConfig)
     table_sync_copy: Annotated[TableSyncCopyConfig, Setting("Which tables are copied.")] = field(
         default_factory=TableSyncCopyConfig
@@ -119,7 +122,7 @@ class PipelineConfig(Checked):
     ] = InvalidatedSlotBehavior.ERROR
     run_source_migrations: Annotated[
         bool,
-        Setting("Whether DDL capture may be installed in the source; without it all else works."),
+        Setting("Whether DDL capture may be installed in the source. Not acted on yet."),
     ] = True
 
     @property

@@ -43,7 +43,9 @@ class Destination(ABC):
         """Called once when the pipeline stops, after the last write has completed or was given up. The default does nothing."""
 
     @abstractmethod
-    def drop_table_for_copy(self, replicated_table_schema: ReplicatedTableSchema, result: DropTableForCopyResult) -> None:
+    def drop_table_for_copy(
+        self, replicated_table_schema: ReplicatedTableSchema, result: DropTableForCopyResult
+    ) -> None:
         """End the old copy of a table, before its state in the store is cleared and a new copy begins.
 
         Called by a table sync worker's thread with the schema that was stored for the old copy; the engine waits for the

@@ -205,10 +205,10 @@ class DestinationStore(SchemaStore, StateStore, ABC):
 class PipelineStore(DestinationStore, TableStateLifecycleStore, ABC):
     """What the pipeline needs: all three contracts. A custom store derives from this one."""
 
-    def start(self) -> None:  # noqa: B027 - optional
+    def start(self) -> None:
         """Called once before any other call of a run: migrations and connections belong here."""
 
-    def close(self) -> None:  # noqa: B027 - optional
+    def close(self) -> None:
         """Called once after the last call of a run."""
 
 

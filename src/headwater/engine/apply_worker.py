@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 
 from headwater.contracts.results import PendingResult, WriteEventsResult
@@ -121,10 +122,7 @@ class ApplyWorker:
 
     def _settle_and_reconnect(self) -> None:
         """Let the batch under way end, then follow the slot again from what is confirmed."""
-        while self._write is not None:
-            self._run_.raise_if_stopped()
-            self._bell.wait(_LOOK_SECONDS)
-            self._finish_write()
+        self._await_write()
         self._disconnect()
 
     def _wait_for_server(self, error: HeadwaterError) -> None:
@@ -272,22 +270,22 @@ class ApplyWorker:
                 self._stream.request_reply()
 
     def _drain(self) -> None:
-        """On an orderly stop: what was read whole is written, recorded and confirmed."""
+        """On an orderly stop: what was read whole is written, recorded and confirmed.
+
+        Trouble while stopping ends it: nothing more was confirmed, so it comes again with the next run.
+        """
         if self._stream is None:
             return
-        try:
-            while self._write is not None:
-                self._bell.wait(_LOOK_SECONDS)
-                self._finish_write()
+        with suppress(ShutdownRequested, TextNeeded):
+            self._await_write()
             if self._run_.board.in_phase(Phase.CATCHUP):
                 return
             batch = self._seal()
             if batch is not None and batch.tables:
                 self._hand_to_destination(batch)
-                while self._write is not None:
-                    self._bell.wait(_LOOK_SECONDS)
-                    self._finish_write()
-        except ShutdownRequested:
-            pass  # trouble while stopping: nothing more was confirmed, so it comes again
-        except TextNeeded:
-            pass
+                self._await_write()
+
+    def _await_write(self) -> None:
+        while self._write is not None:
+            self._bell.wait(_LOOK_SECONDS)
+            self._finish_write()

@@ -39,7 +39,9 @@ class StreamOptions:
 class SlotStream:
     """Owns the connection from here on; `close` ends both."""
 
-    def __init__(self, connection: WireConnection, slot: str, start: EndLsn, options: StreamOptions, bell: Bell) -> None:
+    def __init__(
+        self, connection: WireConnection, slot: str, start: EndLsn, options: StreamOptions, bell: Bell
+    ) -> None:
         self._connection = connection
         self._interval = options.status_interval_seconds
         self._stream: ReplicationStream = connection.start_replication(

@@ -32,7 +32,6 @@ from headwater.events import EventBatch, TableRows
 from headwater.lsn import EndLsn
 from headwater.schema.table import ReplicatedTableSchema, SnapshotId, quote_identifier
 from headwater.source.catalog import load_table_schemas
-from headwater.source.copy_plan import plan_copy
 from headwater.source.copy_read import copy_batches
 from headwater.source.exported_snapshot import TableLock, table_lock
 from headwater.source.publication import PublishedTable
@@ -142,7 +141,6 @@ class TableSyncWorker:
         with table_lock(self._settings, [self._table.id]) as lock:
             slot = self._make_slot(admin)
             try:
-                lock.extend()
                 found = load_table_schemas(
                     lock.connection, [self._table.id], run.config.publication_name, SnapshotId(slot.start.value)
                 )
@@ -179,7 +177,8 @@ class TableSyncWorker:
             made.set()
             watcher.join()
         start, snapshot = row["consistent_point"], row["snapshot_name"]
-        assert start is not None and snapshot is not None
+        assert start is not None
+        assert snapshot is not None
         return _Slot(connection, self._slot_name, EndLsn.parse(start), snapshot)
 
     def _say_who_blocks(self, admin: Connection, made: threading.Event) -> None:
@@ -193,9 +192,7 @@ class TableSyncWorker:
     def _write_rows(self, lock: TableLock, slot: _Slot, schema: ReplicatedTableSchema) -> None:
         run, settings = self._run_, self._settings
         cores = run.spark.sparkContext.defaultParallelism if run.spark is not None else 1
-        plan = plan_copy(
-            lock.connection, self._table, schema, parallelism=min(cores, run.config.max_copy_connections_per_table)
-        )
+        plan = lock.plan(self._table, schema, parallelism=min(cores, run.config.max_copy_connections_per_table))
         if not run.config.table_sync_copy.copies(str(self._table.name)):
             plan = replace(plan, ranges=())
         copying = CopyProgress(run, self._table, plan)
@@ -275,8 +272,8 @@ class TableSyncWorker:
 
     def _write_events(self, batch: EventBatch) -> None:
         run, backoff = self._run_, Backoff(0.5)
+        write = run.destination.write_events
         while True:
-            write = run.destination.write_events
             pending = call(
                 f"headwater-catchup-{self._table.name}", WriteEventsResult(), lambda result: write(batch, result)
             )

@@ -19,9 +19,7 @@ from headwater.states import INIT, Actor, Phase, TableState
 class TableSyncPool:
     """Used by the supervising thread alone."""
 
-    def __init__(
-        self, run: Run, tables: Sequence[PublishedTable], on_fatal: Callable[[HeadwaterError], None]
-    ) -> None:
+    def __init__(self, run: Run, tables: Sequence[PublishedTable], on_fatal: Callable[[HeadwaterError], None]) -> None:
         self._run = run
         self._tables = {table.id: table for table in tables}
         self._on_fatal = on_fatal

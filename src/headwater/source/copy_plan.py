@@ -108,13 +108,12 @@ def plan_copy(
 ) -> CopyPlan:
     """Plan on the session that holds the lock, after the slot was made: a leaf attached since then belongs to the copy.
 
-    `parallelism` asks for at least so many ranges where the table is worth it.
+    `parallelism` is how many ranges are read at once.
     """
     _check_columns(table, schema)
     relations = _relations(connection, table)
     total = sum(relation.bytes for relation in relations)
-    share = max(MIN_RANGE_BYTES, -(-total // max(1, parallelism)))
-    target = max(1, min(target_range_bytes, share), -(-total // max(1, max_ranges - len(relations))))
+    target = range_bytes(total, target_range_bytes, max(1, max_ranges - len(relations)), parallelism)
     columns = select_list(schema.columns)
     ranges = tuple(r for relation in relations for r in split_relation(relation, columns, table.row_filter, target))
     return CopyPlan(
@@ -125,6 +124,16 @@ def plan_copy(
         ranges=ranges,
         target_range_bytes=target,
     )
+
+
+def range_bytes(total: int, target: int, most: int, parallelism: int) -> int:
+    """How large ranges should be: full rounds of `parallelism`, so that no core waits for the last one alone."""
+    least = min(MIN_RANGE_BYTES, target)
+    if total <= least:
+        return least
+    rounds = -(-total // (target * parallelism))
+    count = min(rounds * parallelism, most, -(-total // least))
+    return -(-total // count)
 
 
 def server_started_at(connection: Connection) -> str:

@@ -19,8 +19,14 @@ from headwater.wire.settings import ConnectSettings
 
 # About 80,000 rows of 8 columns a batch. From 4 to 32 MB it made no difference beyond noise; 1 MB was slower.
 CHUNK_BYTES = 8 << 20
-# As in ordinary sessions: row filters are printed for this path, and a policy that would hide rows is an error instead.
-_SESSION = {"search_path": "pg_catalog", "row_security": "off"}
+_SESSION = {
+    # As in ordinary sessions: row filters are printed for this path, and a policy that would hide rows is an error.
+    "search_path": "pg_catalog",
+    "row_security": "off",
+    # A statement that wants the table for itself waits for the copy's lock, and every new session queues behind it: each
+    # range not begun would wait for that statement, and it for us, for ever. Postgres sees no deadlock in that.
+    "lock_timeout": "10s",
+}
 
 
 def copy_batches(
@@ -37,13 +43,24 @@ def read_ranges(
     with WireConnection.connect(origin.settings, options=_SESSION) as connection:
         _enter_snapshot(connection, origin)
         for copy_range in ranges:
-            decoder = CopyDecoder(origin.columns)
-            for chunk in connection.copy_out(copy_range.sql, chunk_bytes=chunk_bytes):
-                batch = decoder.decode(chunk.data)
-                if batch is not None:
-                    yield batch
-            if not decoder.ended:
-                raise ProtocolError(f"COPY of {copy_range.relation} stopped without its trailer")
+            yield from _read_range(connection, origin, copy_range, chunk_bytes)
+
+
+def _read_range(
+    connection: WireConnection, origin: CopyOrigin, copy_range: CopyRange, chunk_bytes: int
+) -> Iterator[pa.RecordBatch]:
+    decoder = CopyDecoder(origin.columns)
+    try:
+        for chunk in connection.copy_out(copy_range.sql, chunk_bytes=chunk_bytes):
+            batch = decoder.decode(chunk.data)
+            if batch is not None:
+                yield batch
+    except ServerError as error:
+        if error.sqlstate == "55P03":
+            raise _wanted(copy_range, error) from error
+        raise
+    if not decoder.ended:
+        raise ProtocolError(f"COPY of {copy_range.relation} stopped without its trailer")
 
 
 def _enter_snapshot(connection: WireConnection, origin: CopyOrigin) -> None:
@@ -69,5 +86,14 @@ def _gone(origin: CopyOrigin, detail: str) -> SourceError:
         f'exported snapshot "{origin.snapshot_name}" of the server at {origin.settings.address} is gone',
         detail=detail,
         hint="The copy starts again. If this repeats, see the server's log for who ended the session that held it.",
+        retry=Retry.TIMED,
+    )
+
+
+def _wanted(copy_range: CopyRange, error: ServerError) -> SourceError:
+    return SourceError(
+        f"another session wants {copy_range.relation} for itself while it is copied",
+        detail=f"{error.message}; a statement such as ALTER TABLE, TRUNCATE or VACUUM FULL waits for the copy's lock.",
+        hint="The copy gives way and starts again. Run such statements before or after it, or with a short lock_timeout.",
         retry=Retry.TIMED,
     )

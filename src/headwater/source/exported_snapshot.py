@@ -17,7 +17,7 @@ from headwater.errors import ConnectionLost, PrivilegeError, SchemaError, Source
 from headwater.schema.table import ReplicatedTableSchema, TableId, TableName
 from headwater.source.catalog import load_table_schemas
 from headwater.source.copy_origin import CopyOrigin
-from headwater.source.copy_plan import CopyPlan, plan_copy
+from headwater.source.copy_plan import TARGET_RANGE_BYTES, CopiedTable, CopyPlan, plan_copy
 from headwater.source.publication import published_tables
 from headwater.source.server import system_identifier
 from headwater.source.session import Connection, connect, fetch_all, fetch_one
@@ -29,6 +29,10 @@ SELECT c.oid, n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid 
 _LOCKED = (
     "SELECT count(DISTINCT relation) FROM pg_locks WHERE pid = pg_backend_pid() AND granted AND relation = ANY(%s)"
 )
+_UNLOCKED_LEAVES = """
+SELECT count(*) FROM pg_partition_tree(%s) t WHERE t.isleaf AND NOT EXISTS (
+    SELECT FROM pg_locks l WHERE l.pid = pg_backend_pid() AND l.granted AND l.relation = t.relid)
+"""
 _ATTEMPTS = 5
 
 
@@ -57,6 +61,24 @@ class TableLock:
     def extend(self) -> None:
         """Lock leaves that were attached since, which a lock on the root does not prevent."""
         lock_tables(self.connection, self._table_ids)
+
+    def plan(
+        self,
+        table: CopiedTable,
+        schema: ReplicatedTableSchema,
+        *,
+        target_range_bytes: int = TARGET_RANGE_BYTES,
+        parallelism: int = 1,
+    ) -> CopyPlan:
+        """Plan under the lock, which a leaf attached since it was taken is not under yet; ATTACH does not wait for us."""
+        while True:
+            self.extend()
+            plan = plan_copy(
+                self.connection, table, schema, target_range_bytes=target_range_bytes, parallelism=parallelism
+            )
+            row = fetch_one(self.connection, _UNLOCKED_LEAVES, (table.id,), doing="planning a copy")
+            if row == (0,):
+                return plan
 
     def _lost(self, why: str) -> ConnectionLost:
         return ConnectionLost(
@@ -165,7 +187,12 @@ class ExportedSnapshot:
 
 @contextmanager
 def exported_snapshot(
-    settings: ConnectSettings, publication: str, tables: Sequence[str] | None = None, *, parallelism: int = 1
+    settings: ConnectSettings,
+    publication: str,
+    tables: Sequence[str] | None = None,
+    *,
+    target_range_bytes: int = TARGET_RANGE_BYTES,
+    parallelism: int = 1,
 ) -> Iterator[ExportedSnapshot]:
     """Read tables of a publication (all, or those named "namespace.table") at one moment, without a pipeline.
 
@@ -180,12 +207,12 @@ def exported_snapshot(
         wanted = {name: table for name, table in published.items() if tables is None or name in tables}
     ids = [table.id for table in wanted.values()]
     with table_lock(settings, ids) as lock, export_snapshot(settings) as snapshot_name:
-        lock.extend()
         # Read under the lock: a column that was dropped before it is not planned for.
         schemas = load_table_schemas(lock.connection, ids, publication)
         planned = {
             name: SnapshotTable(
-                schemas[table.id], plan_copy(lock.connection, table, schemas[table.id], parallelism=parallelism)
+                schemas[table.id],
+                lock.plan(table, schemas[table.id], target_range_bytes=target_range_bytes, parallelism=parallelism),
             )
             for name, table in wanted.items()
         }

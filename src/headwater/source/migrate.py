@@ -27,6 +27,14 @@ CREATE TABLE IF NOT EXISTS headwater.migrations (
 )
 """
 
+# Queries on the catalog, not to_regclass(): that one answers from a cache, and what another process made while we waited
+# for the lock would not be there.
+_NAMESPACE = "SELECT true FROM pg_namespace WHERE nspname = 'headwater'"
+_RECORD = """
+SELECT true FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = 'headwater' AND c.relname = 'migrations'
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Migration:
@@ -65,9 +73,9 @@ def apply_migrations(connection: Connection, component: str, migrations: list[Mi
             if migration.version in _applied(connection, component):
                 continue
             # IF NOT EXISTS alone asks for the right to create even where nothing is to be created.
-            if not _exists(connection, "SELECT to_regnamespace('headwater') IS NOT NULL"):
+            if not _exists(connection, _NAMESPACE):
                 connection.execute("CREATE SCHEMA headwater")
-            if not _exists(connection, "SELECT to_regclass('headwater.migrations') IS NOT NULL"):
+            if not _exists(connection, _RECORD):
                 connection.execute(_BOOTSTRAP)
             connection.execute(migration.statements.encode())
             connection.execute(
@@ -79,12 +87,11 @@ def apply_migrations(connection: Connection, component: str, migrations: list[Mi
 
 
 def _exists(connection: Connection, query: str) -> bool:
-    row = connection.execute(query.encode()).fetchone()
-    return row is not None and bool(row[0])
+    return connection.execute(query.encode()).fetchone() is not None
 
 
 def _applied(connection: Connection, component: str) -> set[int]:
-    if not _exists(connection, "SELECT to_regclass('headwater.migrations') IS NOT NULL"):
+    if not _exists(connection, _RECORD):
         return set()
     rows = connection.execute("SELECT version FROM headwater.migrations WHERE component = %s", (component,))
     return {version for (version,) in rows}

@@ -21,10 +21,15 @@ from headwater.schema.table import ReplicatedTableSchema
 from headwater.source.session import Connection, fetch_all, translated
 from headwater.wire.copy_binary import CopyDecoder
 
+# The type modifier is left out: without one, -1 gives bpchar where NULL would give character, which is character(1).
 _TYPES = """
-SELECT attname::text, format_type(atttypid, NULL) FROM pg_attribute
+SELECT attname::text, format_type(atttypid, -1) FROM pg_attribute
 WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped
 """
+
+# As the stream shows it, by the type's output function: a cast to text is another function for some types (it adds /32 to
+# an inet). IS NOT NULL would be false for a composite value with a NULL in it.
+_OUTPUT = "CASE WHEN num_nulls(s.{0}) = 0 THEN concat(s.{0}) END"
 
 
 def read_rows(connection: Connection, schema: ReplicatedTableSchema, keys: pa.Table) -> pa.Table:
@@ -68,9 +73,7 @@ def _frames(blocks: Iterable[Any]) -> Iterable[bytes]:
 def _statement(schema: ReplicatedTableSchema, types: dict[str, str]) -> sql.Composed:
     """A key asked for twice is answered once; only our side of the comparison is cast, so that an index serves it."""
     columns = [
-        sql.SQL("s.{}").format(sql.Identifier(column.name))
-        if column.type.binary
-        else sql.SQL("s.{}::text").format(sql.Identifier(column.name))
+        sql.SQL("s.{}" if column.type.binary else _OUTPUT).format(sql.Identifier(column.name))
         for column in schema.columns
     ]
     names = [sql.Identifier(f"k{i}") for i in range(len(schema.key))]

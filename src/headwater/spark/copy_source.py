@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import pyarrow as pa
+from pyspark import Accumulator
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
@@ -37,15 +38,18 @@ def copy_dataframe(
     plan: CopyPlan,
     schema: ReplicatedTableSchema,
     max_connections: int,
+    rows_read: Accumulator[int] | None = None,
 ) -> DataFrame:
     """The table at the snapshot. Reads when it is used, and again each time: the snapshot must live until then.
 
-    At most `max_connections` ranges are read at once (see `task_limit`).
+    At most `max_connections` ranges are read at once (see `task_limit`). `rows_read` counts as tasks end, for whoever
+    shows progress.
     """
     tasks = plan.tasks(task_limit(spark.conf.get("spark.master", "") or "", max_connections))
     if not tasks:  # a partitioned table without a leaf
         return spark.createDataFrame([], spark_schema(schema))
-    read = _task_reader(CopyOrigin(settings, snapshot_name, plan.server_started_at, schema.columns), tasks)
+    origin = CopyOrigin(settings, snapshot_name, plan.server_started_at, schema.columns)
+    read = _task_reader(origin, tasks, rows_read)
     return map_in_arrow(spark.range(0, len(tasks), 1, numPartitions=len(tasks)), read, spark_schema(schema))
 
 
@@ -63,11 +67,16 @@ def task_limit(master: str, max_connections: int) -> int | None:
     return None if cores <= max_connections else max_connections
 
 
-def _task_reader(origin: CopyOrigin, tasks: Sequence[Sequence[CopyRange]]) -> ArrowFunction:
+def _task_reader(
+    origin: CopyOrigin, tasks: Sequence[Sequence[CopyRange]], rows_read: Accumulator[int] | None
+) -> ArrowFunction:
     def read_copy_ranges(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in numbers:
             for number in batch.column(0).to_pylist():
-                yield from _read(origin, tasks[number])
+                for rows in _read(origin, tasks[number]):
+                    if rows_read is not None:
+                        rows_read.add(rows.num_rows)
+                    yield rows
 
     return read_copy_ranges
 

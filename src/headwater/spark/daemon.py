@@ -28,7 +28,7 @@ def invalidate_when_the_path_changed() -> None:
 def main() -> None:
     # One replacement before the fork, so that every worker has it, whatever module of pyspark it runs.
     importlib.invalidate_caches = invalidate_when_the_path_changed
-    daemon.manager()
+    daemon.manager()  # type: ignore[no-untyped-call]
 
 
 if __name__ == "__main__":

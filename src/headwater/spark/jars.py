@@ -79,7 +79,7 @@ def _resolve(target: Path) -> None:
             raise HeadwaterError(
                 "the jars for Spark could not be fetched",
                 detail=_reason(run.stderr),
-                hint="Check the access to Maven Central, or name a mirror in spark.jars.ivySettings, then `make setup`.",
+                hint="Check access to Maven Central, or name a mirror in spark.jars.ivySettings, and `make setup`.",
             )
         for path in found:
             shutil.move(path, target / path.name)

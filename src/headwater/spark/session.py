@@ -41,10 +41,12 @@ class SparkSettings:
 def build_session(settings: SparkSettings, catalog: Mapping[str, str]) -> SparkSession:
     """Start Spark, or take the process's running one. `catalog` are the settings of the lake's catalog."""
     # launch_gateway looks nowhere else.
-    os.environ.setdefault("JAVA_HOME", str(java_home()))
+    os.environ["JAVA_HOME"] = str(java_home())
     if settings.is_local:
         # Spark looks the host's name up before it reads any setting, and warns about what it finds.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        # Python workers run what we run: the first python3 on PATH may know nothing of this package.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder
     for key, value in session_config(settings, catalog).items():
         builder = builder.config(key, value)
@@ -59,7 +61,6 @@ def session_config(settings: SparkSettings, catalog: Mapping[str, str]) -> dict[
     if settings.is_local:
         # Loopback only: no port of ours is open to others, and no host name has to resolve.
         config |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-        config["spark.pyspark.python"] = sys.executable
         # Spark would make `spark-warehouse` in the working directory.
         config["spark.sql.warehouse.dir"] = os.path.join(tempfile.gettempdir(), "headwater-spark-warehouse")
     return config | dict(catalog) | dict(settings.config)

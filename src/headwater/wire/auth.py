@@ -1,7 +1,8 @@
 """Who we are: the authentication conversation, without the socket.
 
-`Authentication.answer` takes the body of each Authentication message and returns what to send. SCRAM-SHA-256 is scramp's,
-with channel binding where TLS is on and the server offers it; cleartext and MD5 are here because old roles still have them.
+`Authentication.answer` takes the body of each Authentication message and returns what to send. SCRAM-SHA-256 is
+scramp's, with channel binding where TLS is on and the server offers it; cleartext and MD5 are here because old roles
+still have them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Bytes from the server, cut into whole messages without a Python step per message.
 
-`Inbox` is the one receive buffer of a connection. Ordinary messages leave it one at a time; runs of CopyData leave it as a
-`Chunk`, found by a compiled loop. A chunk owns its memory: what has been handed out is never written to again.
+`Inbox` is the one receive buffer of a connection. Ordinary messages leave it one at a time; runs of CopyData leave it
+as a `Chunk`, found by a compiled loop. A chunk owns its memory: what has been handed out is never written to again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A connection to Postgres of our own: simple queries, COPY out, replication.
 
-libpq hands COPY data over message by message and that is most of what reading costs; here it leaves in chunks. Everything else
-is as plain as the protocol allows: no prepared statements, no types, text results. Ordinary SQL belongs to psycopg.
+libpq hands COPY data over message by message and that is most of what reading costs; here it leaves in chunks.
+Everything else is as plain as the protocol allows: no prepared statements, no types, text results. Ordinary SQL
+belongs to psycopg.
 """
 
 from __future__ import annotations
@@ -170,8 +171,8 @@ class WireConnection:
     def copy_out(self, sql: str, *, chunk_bytes: int = 8 << 20) -> Iterator[Chunk]:
         """Run COPY ... TO STDOUT. Errors of the server are raised here or while iterating, wherever they happen.
 
-        The connection is busy until the iterator is exhausted; one that is abandoned before takes the connection with it,
-        for the rest of the data would have to be read to get past it.
+        The connection is busy until the iterator is exhausted. One that is abandoned before takes the connection with
+        it: the rest of the data would have to be read to get past it.
         """
         self._begin("COPY", sql)
         with self._closing_on_failure():
@@ -299,8 +300,23 @@ class WireConnection:
             )
         if self._occupied_by:
             raise RuntimeError(f"connection is busy with a {self._occupied_by} and takes no {what}")
-        self._transport.send(messages.query(sql))
         self._occupied_by = what
+        with self._closing_on_failure():
+            try:
+                self._transport.send(messages.query(sql))
+            except ConnectionLost as error:
+                raise self._last_word() or error from None
+
+    def _last_word(self) -> HeadwaterError | None:
+        """Why the server hung up, if it said so before it did: that is still in the buffers when a send fails."""
+        with suppress(ConnectionLost, ProtocolError):
+            while True:
+                while (message := self._inbox.message()) is not None:
+                    if message.kind == messages.ERROR:
+                        return self.failure(message.body, None)
+                if self._inbox.receive() == 0:
+                    break
+        return None
 
     def _enter_copy(self, expected: bytes, command: str, slot: str | None = None) -> None:
         """Wait until the server begins to copy; an error instead leaves the session usable."""

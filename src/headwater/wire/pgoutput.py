@@ -113,7 +113,10 @@ class PgOutputDecoder:
 
     def _keep_rest(self) -> None:
         last = self._segments[self._sealable - 1]
-        rest = [last.data[last.commit_end : last.used].copy(), *(s.data[: s.used] for s in self._segments[self._sealable :])]
+        rest = [
+            last.data[last.commit_end : last.used].copy(),
+            *(s.data[: s.used] for s in self._segments[self._sealable :]),
+        ]
         wal_end = self._state[k.WAL_END]
         self._state = np.zeros(k.STATE_SIZE, np.int64)
         self._state[k.WAL_END] = wal_end
@@ -155,7 +158,7 @@ class _Decoding:
             self._table(int(tables[start]), segment, lines[start:stop], which[start:stop], truncates)
 
     def _truncates(self, segment: Segment, messages: npt.NDArray[np.int64]) -> list[_TruncateLine]:
-        result = []
+        result: list[_TruncateLine] = []
         for message in messages:
             start, stop = int(segment.off[message]), int(segment.end[message])
             tables, cascade, restart = parse_truncate(segment.data[start:stop].tobytes(), start)
@@ -173,7 +176,7 @@ class _Decoding:
         kinds = segment.kind[lines]
         ordinal = self._count(table, segment.tx[lines], kinds != _RELATION)
         begin = 0
-        for at in np.flatnonzero((kinds == _RELATION) | (which >= 0)):
+        for at in np.flatnonzero((kinds == _RELATION) | (which >= 0)).tolist():
             self._run(table, segment, lines[begin:at], ordinal[begin:at])
             begin = at + 1
             message = int(lines[at])
@@ -187,14 +190,14 @@ class _Decoding:
     def _count(self, table: int, tx: npt.NDArray[np.int64], counted: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
         """Ordinals of a table's messages: how many of them came before in the same transaction."""
         last_tx, base = self._ordinals.get(table, (-1, 0))
-        before = np.cumsum(counted) - counted
+        before: npt.NDArray[np.int64] = np.cumsum(counted) - counted
         first = np.r_[True, tx[1:] != tx[:-1]]
         start_of = np.maximum.accumulate(np.where(first, np.arange(len(tx)), 0))
-        ordinal = before - before[start_of]
-        ordinal = np.where(tx == last_tx, ordinal + base, ordinal)
+        within = before - before[start_of]
+        ordinal: npt.NDArray[np.int64] = np.where(tx == last_tx, within + base, within)
         if len(tx):
             self._ordinals[table] = (int(tx[-1]), int(ordinal[-1]) + int(counted[-1]))
-        return ordinal.astype(np.int64)
+        return ordinal
 
     def _owner(self, table: int, tx: int) -> Ownership | None:
         relation = self._relations.get(table)

@@ -1,7 +1,7 @@
 """The CopyBoth conversation: changes come in as chunks, positions go out as status messages.
 
-Invariants kept here: the server is never left unanswered (status goes out unasked, on time, from `read` and from `tick`), and
-a position is reported as flushed only after somebody called `confirm` with it, and never moves back.
+Invariants kept here: the server is never left unanswered (status goes out unasked, on time, from `read` and from
+`tick`), and a position is reported as flushed only after somebody called `confirm` with it, and never moves back.
 
 One thread owns the socket and calls `read`, `tick` and `stop`. Other threads only leave a note and ring: `confirm`,
 `request_reply`, `wake`. OpenSSL objects must not be used by two threads at once, so everything is sent by the owner.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,7 +35,7 @@ _STOP_SECONDS = 5.0
 
 @njit("Tuple((int64, int64, int64))(uint8[::1], int64)", cache=True, nogil=True)
 def survey(data: Any, highest: Any) -> tuple[int, int, int]:
-    """Over whole CopyData messages: the highest WAL end, whether a keepalive asks for a reply, and the first bad offset or -1."""
+    """Over whole CopyData: the highest WAL end, whether a keepalive asks for a reply, the first bad offset or -1."""
     position: Any = 0
     asked = 0
     while position < len(data):
@@ -135,16 +136,16 @@ class ReplicationStream:
         deadline = time.monotonic() + timeout_seconds
         inbox = self._inbox
         while True:
-            self.tick()
-            lost = self._receive(deadline)
+            lost = self._tick_or_lost()
+            lost = self._receive(deadline) or lost
+            # What came before a broken connection is good, and the server's last word is better than "broken"; the next
+            # read meets the break again.
             if inbox.whole_bytes:
-                # What came before a broken connection is good; the next read meets the break again.
                 return self._take_chunk()
+            if inbox.meets_other and self._take_other():
+                continue
             if lost is not None:
                 raise lost
-            if inbox.meets_other:
-                self._take_other()
-                continue
             with self._lock:
                 woken, self._woken = self._woken, False
             remaining = deadline - time.monotonic()
@@ -190,6 +191,15 @@ class ReplicationStream:
         self._ended = True
         self._connection.close()
 
+    def _tick_or_lost(self) -> ConnectionLost | None:
+        try:
+            self.tick()
+        except ConnectionLost as error:
+            if self._connection.closed or self._ended:
+                raise
+            return error
+        return None
+
     def _receive(self, deadline: float) -> ConnectionLost | None:
         """Take what is there until it is dry or the chunk is full, after a nap if data keeps trickling in."""
         inbox, pacing = self._inbox, self._pacing
@@ -229,21 +239,18 @@ class ReplicationStream:
             self._woken = False
         if asked:
             self._server_asked = True
-            try:
+            # If that fails, the chunk is still good; the next read meets the break.
+            with suppress(ConnectionLost):
                 self.tick()
-            except ConnectionLost:
-                pass  # the chunk is good; the next read meets the break
         return chunk
 
-    def _take_other(self) -> None:
+    def _take_other(self) -> bool:
+        """Deal with a message that is no CopyData; False while its rest is on the way."""
         message = self._inbox.message()
         if message is None:
-            # Its rest is on the way: `receive` is what brings it, also for a message that fills the buffer.
-            if self._inbox.receive() == 0:
-                self._transport.wait(max(0.0, self._due_at - time.monotonic()))
-            return
+            return self._inbox.receive() > 0
         if self._connection.take_asynchronous(message):
-            return
+            return True
         self._ended = True
         if message.kind == messages.ERROR:
             error = self._connection.failure(message.body, self._slot)

@@ -1,7 +1,7 @@
 """What the server's ErrorResponse means to us: a class of our tree, and what to do next.
 
-Decided by SQLSTATE and by the routine that raised it, never by the text, which comes in the server's language. The server's own
-words are kept in the detail. Statements are not: they may hold secrets.
+Decided by SQLSTATE and by the routine that raised it, never by the text, which comes in the server's language. The
+server's own words are kept in the detail. Statements are not: they may hold secrets.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _starting(fields: ErrorFields, settings: ConnectSettings) -> HeadwaterError 
             return AuthenticationError(
                 f'password of role "{settings.username}" was not accepted at {settings.address}',
                 detail=_words(fields),
-                hint=f"Check the password; a new one is set with: ALTER ROLE {_identifier(settings.username)} PASSWORD '...'",
+                hint=f"Check it; a new one is set with: ALTER ROLE {_identifier(settings.username)} PASSWORD '...'",
             )
         case "28000":
             return _not_admitted(fields, settings)
@@ -125,7 +125,7 @@ def _slot(fields: ErrorFields, slot: str | None) -> HeadwaterError | None:
             return SlotError(
                 f"{name} cannot serve changes",
                 detail=_words(fields),
-                hint="See why with: SELECT slot_name, plugin, database, wal_status, conflicting FROM pg_replication_slots "
+                hint="See why with: SELECT slot_name, plugin, database, wal_status FROM pg_replication_slots "
                 "(a lost slot has to be made anew and its tables copied again; max_slot_wal_keep_size set the bound).",
             )
         case "53400" if in_slot_code:

@@ -1,7 +1,7 @@
 """How to reach a Postgres server, as values that can travel to an executor.
 
-Both clients are fed from here: our own connection takes the settings as they are, psycopg takes `conninfo()`. Nothing in
-this module opens a connection, and no `repr` shows a password.
+Both clients are fed from here: our own connection takes the settings as they are, psycopg takes `conninfo()`. Nothing
+in this module opens a connection, and no `repr` shows a password.
 """
 
 from __future__ import annotations

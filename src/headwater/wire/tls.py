@@ -1,8 +1,8 @@
 """TLS as libpq's sslmode means it, over memory buffers.
 
-The socket stays a plain non-blocking one and OpenSSL works on bytes we hand it. So one wait serves both kinds of connection
-(no `pending()` to forget beside a select), and a large read feeds many TLS records at once, where an `SSLSocket` makes two
-system calls for each record, which for a walsender means two for each change.
+The socket stays a plain non-blocking one and OpenSSL works on bytes we hand it. So one wait serves both kinds of
+connection (no `pending()` to forget beside a select), and a large read feeds many TLS records at once, where an
+`SSLSocket` makes two system calls for each record, which for a walsender means two for each change.
 """
 
 from __future__ import annotations
@@ -60,6 +60,10 @@ class TlsSession:
                 count: Any = self._object.read(len(view) - total, view[total:])
             except ssl.SSLWantReadError:
                 break
+            except ssl.SSLError:
+                if total:
+                    break  # a last word and the end may come in one piece; the next call meets the end again
+                raise
             if count == 0:
                 break
             total += count
@@ -99,7 +103,7 @@ def refused(settings: ConnectSettings) -> TlsError:
     return TlsError(
         f"server at {settings.address} does not offer TLS",
         detail=f"tls.mode is {settings.tls.mode}; the server answered the request for TLS with no",
-        hint='Turn TLS on at the server (ssl = on, with a certificate), or set tls.mode = "prefer" if plain text is fine.',
+        hint='Turn TLS on at the server (ssl = on, a certificate), or set tls.mode = "prefer" if plain text is fine.',
     )
 
 
@@ -115,10 +119,10 @@ def handshake_failed(error: ssl.SSLError, settings: ConnectSettings) -> TlsError
         return TlsError(
             f"certificate of the server at {settings.address} is not trusted",
             detail=error.verify_message,
-            hint="Give tls.root_certs the certificate of the authority that signed the server's, as a path or as PEM text.",
+            hint="Give tls.root_certs the certificate of the authority that signed the server's: a path or PEM text.",
         )
     return TlsError(
         f"TLS handshake with the server at {settings.address} failed",
         detail=str(error.reason or error),
-        hint="Check that the server accepts TLS 1.2 or newer, and that nothing between us and it rewrites the connection.",
+        hint="Check that the server accepts TLS 1.2 or newer, and that nothing on the way rewrites the connection.",
     )

@@ -1,7 +1,7 @@
 """The socket: opening it, waiting on it, moving bytes. The one place of `wire` that waits.
 
-A transport belongs to one thread; the only thing another thread may do is `wake()` it. The socket never blocks: receiving
-takes what is there, and waiting is a call of its own, so a waiting thread can always be woken.
+A transport belongs to one thread; the only thing another thread may do is `wake()` it. The socket never blocks:
+receiving takes what is there, and waiting is a call of its own, so a waiting thread can always be woken.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headwater.wire import tls
 from headwater.wire.messages import SSL_REQUEST
 from headwater.wire.settings import ConnectSettings, KeepaliveSettings, TlsMode
 
-# A walsender sends each change with a system call of its own; the kernel can merge them for us only as far as this buffer goes.
+# A walsender sends each change with a system call of its own; the kernel merges them only as far as this buffer goes.
 RECEIVE_BUFFER_BYTES = 8 << 20
 _CIPHERTEXT_BYTES = 1 << 20
 _NAP_STEP_SECONDS = 0.002
@@ -61,7 +61,7 @@ class Transport:
         """Fill `view` with what is there; 0 when there is nothing now. Raises ConnectionLost at the end."""
         if self._tls is None:
             return self._receive_raw(view)
-        total = self._tls.decrypt_into(view)
+        total = self._decrypt_into(view)
         while total < len(view):
             assert self._ciphertext is not None
             try:
@@ -74,9 +74,11 @@ class Transport:
                 break
             self._tls.feed(self._ciphertext[:count])
             try:
-                total += self._tls.decrypt_into(view[total:])
-            except ssl.SSLError as error:
-                raise self._lost(f"TLS: {error.reason or error}") from error
+                total += self._decrypt_into(view[total:])
+            except ConnectionLost:
+                if total:
+                    break
+                raise
         if answer := self._tls.outgoing():
             self._send_raw(answer)
         return total
@@ -100,8 +102,11 @@ class Transport:
         return bool(ready)
 
     def nap_while_filling(self, longest_seconds: float, enough_bytes: int) -> None:
-        """Leave the socket alone while the kernel collects, as long as it does: not once nothing more comes, because the
-        sender is done or because the window is full (which small segments fill at 64 KiB, whatever the buffer's size)."""
+        """Leave the socket alone while the kernel collects, and no longer than it does.
+
+        Nothing more comes when the sender is done, and also when the window is full, which small segments manage at
+        64 KiB whatever the buffer's size: either way it is time to read.
+        """
         deadline = time.monotonic() + longest_seconds
         step = _LOCAL_NAP_STEP_SECONDS if self.is_local else _NAP_STEP_SECONDS
         before = self._unread()
@@ -172,6 +177,15 @@ class Transport:
         self._selector.close()
         for end in (self._socket, self._wake_receiver, self._wake_sender):
             end.close()
+
+    def _decrypt_into(self, view: memoryview) -> int:
+        assert self._tls is not None
+        try:
+            return self._tls.decrypt_into(view)
+        except ssl.SSLZeroReturnError as error:
+            raise self._lost("the server closed the connection") from error
+        except ssl.SSLError as error:
+            raise self._lost(f"TLS: {error.reason or error}") from error
 
     def _unread(self) -> int:
         count = array("i", [0])
@@ -283,7 +297,7 @@ def _timed_out(settings: ConnectSettings) -> ConnectError:
     return ConnectError(
         f"no answer from {settings.address}",
         detail=f"nothing came within {settings.connect_timeout_seconds:g} s",
-        hint="Check host and port, and whether a firewall drops the packets; connect_timeout_seconds sets the patience.",
+        hint="Check host and port, and whether a firewall drops packets; connect_timeout_seconds sets the patience.",
     )
 
 
@@ -306,5 +320,5 @@ def _unreachable(settings: ConnectSettings, error: OSError) -> ConnectError:
     return ConnectError(
         f"no server at {settings.address}",
         detail=reason,
-        hint="Check that the server runs and accepts TCP connections (listen_addresses, port), and any firewall between.",
+        hint="Check that the server runs and accepts TCP (listen_addresses, port), and any firewall between.",
     )

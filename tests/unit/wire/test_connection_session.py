@@ -168,9 +168,12 @@ def _said(answer: bytes, length: int) -> tuple[type[Exception], ...]:
 
 def test_a_stream_cut_at_any_byte_is_a_lost_connection() -> None:
     for length in range(len(STREAM)):
-        with serving(answering(STREAM[:length])) as settings, WireConnection.connect(settings) as connection:
-            with pytest.raises((ProtocolError, ConnectionLost)):
-                use_stream(connection)
+        with (
+            serving(answering(STREAM[:length])) as settings,
+            WireConnection.connect(settings) as connection,
+            pytest.raises((ProtocolError, ConnectionLost)),
+        ):
+            use_stream(connection)
 
 
 def test_a_greeting_cut_at_any_byte_is_a_lost_connection() -> None:
@@ -190,9 +193,12 @@ def test_a_flipped_byte_never_hangs_and_never_raises_anything_else(answer: bytes
     for position in range(len(answer)):
         damaged = bytearray(answer)
         damaged[position] ^= 0xFF
-        with serving(answering(bytes(damaged))) as settings, WireConnection.connect(settings) as connection:
-            with suppress(HeadwaterError):
-                use(connection)
+        with (
+            serving(answering(bytes(damaged))) as settings,
+            WireConnection.connect(settings) as connection,
+            suppress(HeadwaterError),
+        ):
+            use(connection)
 
 
 def test_rows_come_as_text_and_the_session_goes_on() -> None:
@@ -347,12 +353,16 @@ def test_wake_ends_the_read_in_progress_or_the_next() -> None:
 def test_what_came_before_the_break_is_delivered_first() -> None:
     with serving(answering(STREAM)) as settings, WireConnection.connect(settings) as connection:
         stream = connection.start_replication("s", EndLsn(0), {})
-        received = b""
-        with pytest.raises(ConnectionLost):
+        received: list[bytes] = []
+
+        def read_on() -> None:
             while True:
                 if (piece := stream.read(5)) is not None:
-                    received += piece.data.tobytes()
-    assert received == STREAM[8:]
+                    received.append(piece.data.tobytes())
+
+        with pytest.raises(ConnectionLost):
+            read_on()
+    assert b"".join(received) == STREAM[8:]
 
 
 def test_a_server_that_has_no_tls_is_refused_where_tls_is_required() -> None:
@@ -376,7 +386,11 @@ def test_prefer_goes_on_in_plain_where_there_is_no_tls() -> None:
 
 def test_a_silent_server_is_given_up_after_the_timeout() -> None:
     silence = threading.Event()
-    with serving(lambda peer: silence.wait(10) and None) as settings:
+
+    def script(peer: socket.socket) -> None:
+        silence.wait(10)
+
+    with serving(script) as settings:
         with pytest.raises(ConnectError, match="no answer"):
             WireConnection.connect(replace(settings, connect_timeout_seconds=0.2))
         silence.set()

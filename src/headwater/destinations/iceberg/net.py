@@ -61,7 +61,7 @@ def net_changes(run: ChangeRun, key: tuple[str, ...]) -> NetChanges:
     final = events.row[last]
     is_upsert = events.upsert[last]
     upsert_rows, delete_rows = final[is_upsert], final[~is_upsert]
-    deletes = run.old.select(key).take(pa.array(delete_rows)) if len(delete_rows) else _no_keys(run, key)
+    deletes = (run.old if run.old is not None else run.new).select(key).take(pa.array(delete_rows))
     if not any(flags.any() for flags in run.unchanged.values()):
         return NetChanges(deletes, run.new.take(pa.array(upsert_rows)))
     upserts, pending = _with_previous_values(run, key, events, upsert_rows)
@@ -188,7 +188,3 @@ def _origin_keys(run: ChangeRun, key: tuple[str, ...], events: _KeyEvents, rows:
         return new.take(pa.array(rows))
     assert run.old is not None
     return pa.concat_tables([new, run.old.select(key)]).take(pa.array(rows + np.where(moved, len(run), 0)))
-
-
-def _no_keys(run: ChangeRun, key: tuple[str, ...]) -> pa.Table:
-    return run.new.select(key).slice(0, 0)

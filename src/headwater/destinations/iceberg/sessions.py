@@ -72,16 +72,25 @@ class SessionPool:
             context.setJobGroup(group, purpose, interruptOnCancel=True)
             # Within a pool jobs wait for each other, so each holder has one.
             context.setLocalProperty("spark.scheduler.pool", f"headwater-{threading.get_ident()}")
+            _make_active(spark)
             try:
                 yield LakeSession(spark, group)
             finally:
                 self._idle.put(spark)
+                _make_active(self._spark)
 
     def _new(self) -> SparkSession:
         session = self._spark.newSession()
         for key, value in self._settings.items():
             session.conf.set(key, value)
         return session
+
+
+def _make_active(spark: SparkSession) -> None:
+    """A catalog is opened with the settings of the thread's active session, whichever session asked for it."""
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    jvm.SparkSession.setActiveSession(spark._jsparkSession)
 
 
 def outcome_of(error: BaseException) -> Outcome:

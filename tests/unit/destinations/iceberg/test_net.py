@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from headwater.destinations.iceberg.delta import net_delta
 from headwater.destinations.iceberg.net import NetChanges, net_changes
 from headwater.events import DELETE, INSERT, NO_OLD, OLD_FULL, OLD_KEY, UPDATE, ChangeRun
-from headwater.schema.table import ColumnSchema, ReplicatedTableSchema, ReplicaIdentity, TableId, TableName, TableSchema
+from headwater.schema.table import ColumnSchema, ReplicaIdentity, ReplicatedTableSchema, TableId, TableName, TableSchema
 from headwater.schema.types import BUILT_IN
 
 MISSING = "<missing>"
@@ -38,7 +38,9 @@ def make_run(changes: list[Change], schema: ReplicatedTableSchema = SCHEMA) -> C
     none = (None,) * len(COLUMNS)
     new = [dict(zip(COLUMNS, c[1] or none, strict=True)) for c in changes]
     old = [dict(zip(COLUMNS, c[2] or none, strict=True)) for c in changes]
-    unchanged = {name: np.array([name in c[4] for c in changes]) for name in COLUMNS if any(name in c[4] for c in changes)}
+    unchanged = {
+        name: np.array([name in c[4] for c in changes]) for name in COLUMNS if any(name in c[4] for c in changes)
+    }
     for row, change in zip(new, changes, strict=True):
         row.update(dict.fromkeys(change[4]))
     return ChangeRun(
@@ -75,7 +77,9 @@ def histories(draw: st.DrawFn) -> tuple[dict[Any, Any], list[Change], bool]:
         key = draw(st.sampled_from(sorted(source)))
         before = source.pop(key)
         if kind == "delete":
-            changes.append((DELETE, None, before if full else (*key, None, None), OLD_FULL if full else OLD_KEY, frozenset()))
+            changes.append(
+                (DELETE, None, before if full else (*key, None, None), OLD_FULL if full else OLD_KEY, frozenset())
+            )
             continue
         free = [k for k in ((a, b) for a in range(4) for b in "ab") if k not in source and k != key]
         new_key = draw(st.sampled_from(free)) if kind == "move" and free else key
@@ -92,7 +96,9 @@ def apply(target: dict[Any, Any], net: NetChanges) -> dict[Any, Any]:
     result = dict(target)
     upserts = [list(row.values()) for row in net.upserts.to_pylist()]
     if net.pending is not None:
-        for at, origin, in_target in zip(net.pending.rows, net.pending.origin.to_pylist(), net.pending.in_target, strict=True):
+        for at, origin, in_target in zip(
+            net.pending.rows, net.pending.origin.to_pylist(), net.pending.in_target, strict=True
+        ):
             index = int(np.flatnonzero(net.pending.rows == at)[0])
             for name, flags in net.pending.missing.items():
                 if flags[index]:
@@ -107,7 +113,9 @@ def apply(target: dict[Any, Any], net: NetChanges) -> dict[Any, Any]:
 
 @settings(max_examples=400, deadline=None)
 @given(histories())
-def test_the_net_of_a_run_equals_playing_its_changes_one_by_one(history: tuple[dict[Any, Any], list[Change], bool]) -> None:
+def test_the_net_of_a_run_equals_playing_its_changes_one_by_one(
+    history: tuple[dict[Any, Any], list[Change], bool],
+) -> None:
     target, changes, full = history
     expected = dict(target)
     for op, new, old, _, _ in changes:
@@ -180,7 +188,15 @@ def test_the_net_of_rows_without_a_key_is_a_difference_of_multisets(target: list
         if kind != "D":
             source.append(new)
         op = {"I": INSERT, "U": UPDATE, "D": DELETE}[kind]
-        changes.append((op, new if kind != "D" else None, old if kind != "I" else None, OLD_FULL if kind != "I" else NO_OLD, frozenset()))
+        changes.append(
+            (
+                op,
+                new if kind != "D" else None,
+                old if kind != "I" else None,
+                OLD_FULL if kind != "I" else NO_OLD,
+                frozenset(),
+            )
+        )
     if not changes:
         return
     delta = net_delta(make_run(changes, schema))

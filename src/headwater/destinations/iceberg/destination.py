@@ -1,0 +1,216 @@
+"""Iceberg tables as mirrors of the source's, written through Spark SQL.
+
+Ties the parts together: which table lies where, which thread writes it with which session, what is recorded when. Progress is
+recorded only after every table of a batch is durable (invariant 2).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions
+
+from headwater.contracts.destination import Destination, RunContext
+from headwater.contracts.results import DropTableForCopyResult, WriteEventsResult, WriteTableRowsResult
+from headwater.contracts.stores import DestinationStore, DestinationTableMetadata, SchemaStatus, Watermark
+from headwater.destinations.iceberg.apply import KnownWatermarks, TableApply
+from headwater.destinations.iceberg.missing import MissingValues
+from headwater.destinations.iceberg.schema import TABLE_PROPERTIES, check_ownership, create_table, evolve, ownership
+from headwater.destinations.iceberg.sessions import LakeSession, SessionPool
+from headwater.destinations.iceberg.settings import IcebergSettings
+from headwater.destinations.iceberg.table import LakeTable
+from headwater.destinations.iceberg.types import lake_arrow_schema, lake_identifier, quote, spark_type
+from headwater.destinations.iceberg.watermark import EPOCH, PIPELINE_ID, find_watermark, snapshot_properties
+from headwater.destinations.iceberg.writer import MergeWriter, TableWriter
+from headwater.errors import DestinationError
+from headwater.events import EventBatch, Step, TableRows
+from headwater.lsn import CommitLsn
+from headwater.schema.table import ReplicatedTableSchema, TableId
+from headwater.spark.frames import FrameSpool
+from headwater.spark.session import is_jvm_lost, translate
+
+EPOCH_ENDED = "headwater.epoch-ended"
+COPY_ORDINAL = -1
+"""A copy holds everything before its start position and no change at it."""
+
+
+class IcebergDestination(Destination):
+    """`spark` must know the catalog: build its session with `settings.spark_catalog()`."""
+
+    def __init__(self, spark: SparkSession, store: DestinationStore, settings: IcebergSettings) -> None:
+        self._spark = spark
+        self._store = store
+        self._settings = settings
+        self._sessions = SessionPool(spark, settings.spark_catalog())
+        self._batches = ThreadPoolExecutor(thread_name_prefix="headwater-lake-batch")
+        self._tables = ThreadPoolExecutor(settings.max_parallel_tables, thread_name_prefix="headwater-lake-table")
+        self._count_lock = threading.Lock()
+        self._create_lock = threading.Lock()
+        self._source_rows_read = 0
+        self._context: RunContext | None = None
+        self._writer: TableWriter | None = None
+        self._apply: TableApply | None = None
+
+    @classmethod
+    def name(cls) -> str:
+        return "iceberg"
+
+    @property
+    def source_rows_read(self) -> int:
+        """How many rows had to be read from the source again, because nobody else had an unchanged value of theirs."""
+        with self._count_lock:
+            return self._source_rows_read
+
+    def start(self, context: RunContext) -> None:
+        self._settings.prepare()
+        spool = FrameSpool(self._spool_location(context))
+        spool.sweep()
+        self._context = context
+        self._writer = MergeWriter(spool)
+        missing = MissingValues(spool, context.read_source_rows, self._count_source_rows)
+        self._apply = TableApply(self._store, self._writer, spool, missing, KnownWatermarks())
+
+    def shutdown(self) -> None:
+        self._batches.shutdown(wait=True)
+        self._tables.shutdown(wait=True)
+
+    def drop_table_for_copy(
+        self, replicated_table_schema: ReplicatedTableSchema, result: DropTableForCopyResult
+    ) -> None:
+        try:
+            with self._sessions.session(f"end the old copy of {replicated_table_schema.name}") as session:
+                self._end_epoch(session, replicated_table_schema)
+        except Exception as error:
+            result.failed(translate(error))
+            return
+        result.done()
+
+    def write_table_rows(
+        self, replicated_table_schema: ReplicatedTableSchema, table_rows: TableRows, result: WriteTableRowsResult
+    ) -> None:
+        try:
+            with self._sessions.session(f"copy {replicated_table_schema.name}") as session:
+                metadata = self._copy(session, replicated_table_schema, table_rows)
+            self._store.store_destination_table_metadata(replicated_table_schema.id, metadata)
+        except Exception as error:
+            result.failed(translate(error))
+            return
+        result.done()
+
+    def write_events(self, events: EventBatch, result: WriteEventsResult) -> None:
+        self._batches.submit(self._write_batch, events, result)
+
+    def _write_batch(self, events: EventBatch, result: WriteEventsResult) -> None:
+        try:
+            work = {table_id: steps for table_id, steps in events.tables.items() if steps}
+            if len(work) == 1:
+                updates = {table_id: self._write_table(table_id, list(steps)) for table_id, steps in work.items()}
+            else:
+                futures = {
+                    table_id: self._tables.submit(self._write_table, table_id, list(steps))
+                    for table_id, steps in work.items()
+                }
+                updates = _all_of(futures)
+            if updates:
+                self._store.store_destination_tables_metadata(updates)
+        except BaseException as error:
+            result.failed(translate(error))
+            return
+        result.done()
+
+    def _write_table(self, table_id: TableId, steps: list[Step]) -> DestinationTableMetadata:
+        assert self._apply is not None, "start() comes first"
+        with self._sessions.session(f"apply changes to {steps[-1].schema.name}") as session:
+            return self._apply.apply(session, table_id, steps)
+
+    def _copy(self, session: LakeSession, schema: ReplicatedTableSchema, rows: TableRows) -> DestinationTableMetadata:
+        """One lake commit that replaces whatever the table holds; readers see the old rows until then."""
+        assert self._context is not None, "start() comes first"
+        assert self._writer is not None
+        columns = lake_arrow_schema(schema)
+        table = self._table_for_copy(session, schema)
+        mark = Watermark(
+            self._context.pipeline_id,
+            self._context.system_identifier,
+            rows.epoch,
+            CommitLsn(rows.start_lsn.value),
+            COPY_ORDINAL,
+        )
+        frame = rows.dataframe.select(
+            *(functions.col(quote(field.name)).cast(spark_type(field.type)).alias(field.name) for field in columns)
+        )
+        try:
+            self._writer.replace(session, table, frame, snapshot_properties(mark, opens_epoch=True))
+        except Exception as error:
+            if is_jvm_lost(error):
+                raise
+            session.end_attempt()
+            table.refresh()
+            if find_watermark(table.history()) != mark:
+                raise
+        return DestinationTableMetadata(
+            table.identifier, schema.table_schema.snapshot_id, schema.replication_mask, SchemaStatus.APPLIED, mark
+        )
+
+    def _table_for_copy(self, session: LakeSession, schema: ReplicatedTableSchema) -> LakeTable:
+        assert self._context is not None
+        columns = lake_arrow_schema(schema)
+        identifier = lake_identifier(self._settings.catalog, schema.name)
+        table = LakeTable.load(session.spark, identifier)
+        if table is None:
+            # One at a time: IF NOT EXISTS is a look and an insert, and two tables may share their namespace.
+            with self._create_lock:
+                create_table(session.spark, self._settings, self._context, schema.name, identifier, columns)
+            table = LakeTable.load(session.spark, identifier)
+            if table is None:
+                raise DestinationError(
+                    f"lake table {schema.name} is not there right after it was made",
+                    detail=f"the catalog does not list {identifier}",
+                    hint="Check that nobody drops tables in this catalog; the copy is tried again.",
+                )
+        check_ownership(table, self._context)
+        table.set_properties(
+            TABLE_PROPERTIES | dict(self._settings.table_properties) | ownership(schema.name, self._context)
+        )
+        evolve(session.spark, table, columns, {}, rows_are_replaced=True)
+        table.refresh()
+        return table
+
+    def _end_epoch(self, session: LakeSession, schema: ReplicatedTableSchema) -> None:
+        assert self._context is not None, "start() comes first"
+        metadata = self._store.get_destination_table_metadata(schema.id)
+        identifier = lake_identifier(self._settings.catalog, schema.name)
+        table = LakeTable.load(session.spark, metadata.destination_table_id if metadata is not None else identifier)
+        if table is None or table.property(PIPELINE_ID) != str(self._context.pipeline_id):
+            return
+        epoch = next((summary[EPOCH] for _, summary in table.history() if EPOCH in summary), None)
+        if epoch is not None:
+            table.set_properties({EPOCH_ENDED: epoch})
+
+    def _count_source_rows(self, count: int) -> None:
+        with self._count_lock:
+            self._source_rows_read += count
+
+    def _spool_location(self, context: RunContext) -> str:
+        """A directory of this pipeline's that driver and executors both see."""
+        warehouse = self._settings.warehouse_path
+        if warehouse is not None:
+            return str(warehouse / ".headwater" / f"spool-{context.pipeline_id}")
+        if not str(self._spark.sparkContext.master).startswith("local"):
+            return f"{self._settings.location}/.headwater/spool-{context.pipeline_id}"
+        which = hashlib.sha256(f"{self._settings.location} {context.pipeline_id}".encode()).hexdigest()[:16]
+        return str(Path(tempfile.gettempdir()) / f"headwater-{os.getuid()}" / f"spool-{which}")
+
+
+def _all_of(futures: dict[TableId, Future[DestinationTableMetadata]]) -> dict[TableId, DestinationTableMetadata]:
+    """Every table's outcome, waiting for all even if one fails: a table still being written must not meet its own retry."""
+    errors = [error for future in futures.values() if (error := future.exception()) is not None]
+    if errors:
+        raise errors[0]
+    return {table_id: future.result() for table_id, future in futures.items()}

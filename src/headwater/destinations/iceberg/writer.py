@@ -1,0 +1,179 @@
+"""How rows get into a lake table, one lake commit a call, each with its watermark and fenced (invariant 6).
+
+`TableWriter` is the seam for faster ones; `MergeWriter` needs nothing but Spark SQL, and so works everywhere.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions
+
+from headwater.destinations.iceberg.delta import NetDelta
+from headwater.destinations.iceberg.net import NetChanges
+from headwater.destinations.iceberg.pruning import key_predicate
+from headwater.destinations.iceberg.sessions import LakeSession
+from headwater.destinations.iceberg.table import LakeTable
+from headwater.destinations.iceberg.types import quote, spark_schema
+from headwater.spark.frames import FrameSpool
+
+STAGING = "headwater_staging_"
+_SOURCE = "headwater_source"
+
+
+class TableWriter(Protocol):
+    """Each method is one lake commit that carries `properties`, and fails if the table moved on in a way that matters."""
+
+    def replace(self, session: LakeSession, table: LakeTable, rows: DataFrame, properties: Mapping[str, str]) -> None:
+        """Put these rows in place of all others."""
+
+    def merge(
+        self,
+        session: LakeSession,
+        table: LakeTable,
+        key: tuple[str, ...],
+        net: NetChanges,
+        properties: Mapping[str, str],
+    ) -> None:
+        """Delete and upsert by key; `net` has one row per key and nothing pending."""
+
+    def append(self, session: LakeSession, table: LakeTable, rows: pa.Table, properties: Mapping[str, str]) -> None:
+        """Add rows to a table that has no key."""
+
+    def apply_delta(
+        self, session: LakeSession, table: LakeTable, delta: NetDelta, properties: Mapping[str, str]
+    ) -> None:
+        """Remove and add rows of a table whose only key is the whole row."""
+
+
+class MergeWriter:
+    """Spark SQL's MERGE, overwrite and append."""
+
+    def __init__(self, spool: FrameSpool) -> None:
+        self._spool = spool
+
+    def replace(self, session: LakeSession, table: LakeTable, rows: DataFrame, properties: Mapping[str, str]) -> None:
+        writer = rows.writeTo(table.identifier).option("isolation-level", "serializable")
+        # Without a snapshot to start from, the whole history is validated: any row in it is a conflict.
+        if table.snapshot_id is not None:
+            writer = writer.option("validate-from-snapshot-id", str(table.snapshot_id))
+        for name, value in properties.items():
+            writer = writer.option(f"snapshot-property.{name}", value)
+        writer.overwrite(functions.lit(True))
+
+    def merge(
+        self,
+        session: LakeSession,
+        table: LakeTable,
+        key: tuple[str, ...],
+        net: NetChanges,
+        properties: Mapping[str, str],
+    ) -> None:
+        columns = net.upserts.column_names
+        deleted = _free_name("headwater_deleted", columns)
+        rows = _with_flag(net, deleted)
+        with self._source(session, rows) as source:
+            same_key = " AND ".join(f"t.{quote(name)} = s.{quote(name)}" for name in key)
+            pruned = key_predicate(rows, key)
+            assignments = ", ".join(f"t.{quote(name)} = s.{quote(name)}" for name in columns)
+            clauses = []
+            if net.deletes.num_rows:
+                clauses.append(f"WHEN MATCHED AND s.{quote(deleted)} THEN DELETE")
+            if net.upserts.num_rows:
+                clauses.append(f"WHEN MATCHED THEN UPDATE SET {assignments}")
+                names = ", ".join(quote(name) for name in columns)
+                values = ", ".join(f"s.{quote(name)}" for name in columns)
+                condition = f" AND NOT s.{quote(deleted)}" if net.deletes.num_rows else ""
+                clauses.append(f"WHEN NOT MATCHED{condition} THEN INSERT ({names}) VALUES ({values})")
+            session.set_snapshot_properties(properties)
+            session.spark.sql(
+                f"MERGE INTO {table.identifier} AS t USING {source} AS s ON {same_key}{pruned} " + " ".join(clauses)
+            )
+
+    def append(self, session: LakeSession, table: LakeTable, rows: pa.Table, properties: Mapping[str, str]) -> None:
+        # Iceberg validates no append against concurrent commits. So it goes to a branch made at the snapshot this attempt
+        # started from, and the table follows the branch only if it still is where it was.
+        start = table.snapshot_id
+        assert start is not None, "a table has the snapshot of its copy"
+        # A name of its own: what a dead attempt appends late to its branch must not come along with ours.
+        table.remove_branches(table.branches(STAGING))
+        branch = f"{STAGING}{uuid.uuid4().hex}"
+        table.create_branch(branch, start)
+        with self._spool.frame(session.spark, rows, spark_schema(rows.schema)) as frame:
+            writer = frame.writeTo(f"{table.identifier}.`branch_{branch}`")
+            for name, value in properties.items():
+                writer = writer.option(f"snapshot-property.{name}", value)
+            writer.append()
+        table.publish_branch(branch)
+
+    def apply_delta(
+        self, session: LakeSession, table: LakeTable, delta: NetDelta, properties: Mapping[str, str]
+    ) -> None:
+        if not delta.removed.num_rows:
+            self.append(session, table, delta.added, properties)
+            return
+        columns = delta.added.column_names
+        count = _free_name("headwater_count", columns)
+        removed = delta.removed.append_column(count, pa.array(delta.removed_count))
+        with (
+            self._source(session, delta.added, "added") as added,
+            self._source(session, removed, "removed") as gone,
+        ):
+            # Equal rows are told apart by where they lie: of those that match, the first `count` go.
+            same = " AND ".join(f"r.{quote(name)} <=> d.{quote(name)}" for name in columns)
+            alike = ", ".join(f"r.{quote(name)}" for name in columns)
+            nothing = ", ".join(f"NULL AS c{i}" for i in range(len(columns)))
+            listed = ", ".join(f"{quote(name)} AS c{i}" for i, name in enumerate(columns))
+            names = ", ".join(quote(name) for name in columns)
+            values = ", ".join(f"s.c{i}" for i in range(len(columns)))
+            session.set_snapshot_properties(properties)
+            session.spark.sql(
+                f"MERGE INTO {table.identifier} AS t USING ("
+                f" SELECT f, p, {nothing} FROM ("
+                f"  SELECT r._file AS f, r._pos AS p, d.{quote(count)} AS wanted,"
+                f"   row_number() OVER (PARTITION BY {alike} ORDER BY r._file, r._pos) AS number"
+                f"  FROM {table.identifier} AS r JOIN {gone} AS d ON {same}) WHERE number <= wanted"
+                f" UNION ALL SELECT CAST(NULL AS STRING), CAST(NULL AS BIGINT), {listed} FROM {added}"
+                f") AS s ON t._file = s.f AND t._pos = s.p"
+                f" WHEN MATCHED THEN DELETE WHEN NOT MATCHED AND s.f IS NULL THEN INSERT ({names}) VALUES ({values})"
+            )
+
+    @contextmanager
+    def _source(self, session: LakeSession, rows: pa.Table, suffix: str = "") -> Iterator[str]:
+        """A name in SQL for rows of ours; sessions are held by one thread, so the name may be the same each time."""
+        view = f"{_SOURCE}_{suffix}" if suffix else _SOURCE
+        with self._spool.frame(session.spark, rows, spark_schema(rows.schema)) as frame:
+            frame.createOrReplaceTempView(view)
+            try:
+                yield view
+            finally:
+                session.spark.catalog.dropTempView(view)
+
+
+def _with_flag(net: NetChanges, flag: str) -> pa.Table:
+    """Upserts and deletes as one table, told apart by a column."""
+    flags = np.zeros(net.upserts.num_rows + net.deletes.num_rows, np.bool_)
+    flags[net.upserts.num_rows :] = True
+    rows = net.upserts
+    if net.deletes.num_rows:
+        keys = net.deletes
+        padded = {
+            field.name: keys.column(field.name)
+            if field.name in keys.column_names
+            else pa.nulls(keys.num_rows, field.type)
+            for field in rows.schema
+        }
+        rows = pa.concat_tables([rows, pa.table(padded, schema=rows.schema)])
+    return rows.append_column(flag, pa.array(flags))
+
+
+def _free_name(name: str, taken: list[str]) -> str:
+    while name in taken:
+        name += "_"
+    return name

@@ -1,0 +1,64 @@
+"""How rows that the driver holds as Arrow reach Spark: in the task itself if they are few, through a spool directory if not.
+
+The frame has exactly the declared types; left to itself Spark makes instants of timestamps without a zone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+SPOOL_FROM_BYTES = 512 << 10
+"""Rows in the task against rows by Parquet, two cores: 100 rows 0.16 and 0.38 s, 10,000 (0.6 MB) 0.4 and 0.25 s, 500,000 (31 MB) 3.5
+and 0.9 s."""
+
+
+class FrameSpool:
+    """A directory that driver and executors both see, of one run of one pipeline only: what is in it at start is rubbish."""
+
+    def __init__(self, location: str) -> None:
+        self._location = location.rstrip("/")
+        self._numbers = itertools.count()
+        self._is_local = "://" not in location
+        if self._is_local:
+            self._files, self._path = pafs.LocalFileSystem(), os.path.abspath(self._location)
+        else:
+            self._files, self._path = pafs.FileSystem.from_uri(self._location)
+
+    def sweep(self) -> None:
+        """Remove what an earlier run left; once at start, when nobody else can be at it."""
+        if self._files.get_file_info(self._path).type != pafs.FileType.NotFound:
+            self._files.delete_dir_contents(self._path)
+
+    @contextmanager
+    def frame(self, session: SparkSession, table: pa.Table, schema: StructType) -> Iterator[DataFrame]:
+        """The rows as a frame that may be read until the block ends."""
+        if table.nbytes < SPOOL_FROM_BYTES:
+            yield session.createDataFrame(table, schema)
+            return
+        name = f"{os.getpid()}-{next(self._numbers)}.parquet"
+        path = f"{self._path}/{name}"
+        self._make_directory()
+        pq.write_table(table, path, filesystem=self._files, compression="none", row_group_size=128 << 10)
+        try:
+            # An absolute path without a scheme would be the cluster's default file system, not this disk.
+            uri = f"file://{path}" if self._is_local else f"{self._location}/{name}"
+            yield session.read.schema(schema).parquet(uri)
+        finally:
+            with suppress(OSError):
+                self._files.delete_file(path)
+
+    def _make_directory(self) -> None:
+        if self._is_local:
+            # Rows of the source lie here for a moment: nobody else's business.
+            os.makedirs(self._path, mode=0o700, exist_ok=True)
+        else:
+            self._files.create_dir(self._path, recursive=True)

@@ -1,0 +1,121 @@
+"""Kill the driver or its JVM at the worst moments, start again: the tables end equal and no key is there twice."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from headwater.testing.compare import wait_until
+from tests.conftest import Database
+from tests.driver import driver
+
+pytestmark = pytest.mark.crash
+
+ROWS = 400_000
+
+
+@pytest.fixture
+def shop(database: Database) -> Database:
+    database.execute(
+        f"""
+        create table orders(id int primary key, counter int not null, note text);
+        insert into orders select i, 1, repeat(md5(i::text), 4) from generate_series(1, {ROWS}) i;
+        create table small(id int primary key, counter int not null);
+        insert into small select i, 1 from generate_series(1, 100) i;
+        create publication shop for table orders, small;
+        """
+    )
+    return database
+
+
+@contextmanager
+def writing(database: Database) -> Iterator[None]:
+    """A writer that counts up, moves keys, deletes and inserts until the context ends."""
+    stop = threading.Event()
+    failure: list[BaseException] = []
+
+    def write() -> None:
+        try:
+            with database.connect() as connection:
+                turn = 0
+                while not stop.is_set():
+                    turn += 1
+                    _change(connection, turn)
+        except BaseException as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=write, name="writer")
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+    assert not failure, failure
+
+
+def _change(connection: psycopg.Connection[tuple[object, ...]], turn: int) -> None:
+    with connection.transaction():
+        connection.execute("update small set counter = counter + 1")
+        connection.execute("update orders set counter = counter + 1 where id % 4001 = %s", [turn % 4001])
+        connection.execute("delete from orders where id % 9973 = %s", [turn % 9973])
+        connection.execute("insert into orders values (%s, 1, 'new')", [1_000_000 + turn])
+        connection.execute("update orders set id = id + 1000000 where id = %s", [1_000_000 + turn - 5])
+
+
+def rows_copied(database: Database) -> int:
+    return int(database.value("select coalesce(max(tuples_processed), 0) from pg_stat_progress_copy") or 0)
+
+
+def wait_for_changes(database: Database) -> None:
+    before = database.value("select sum(counter) from small")
+    wait_until(lambda: database.value("select sum(counter) from small") > before + 1000, 60, what="changes to be made")
+
+
+def test_the_driver_is_killed_in_the_middle_of_the_copy(shop: Database, tmp_path: Path) -> None:
+    with driver(shop, tmp_path) as run:
+        with writing(shop):
+            run.start()
+            wait_until(lambda: rows_copied(shop) > 1000, 90, what="the copy to run", still_good=run.still_running)
+            run.kill()
+            run.start()
+            run.wait_ready(2)
+        run.wait_caught_up()
+        assert run.stop() == 0, run.output
+        run.assert_equal("orders", "small")
+
+
+def test_the_driver_is_killed_in_the_middle_of_streaming(shop: Database, tmp_path: Path) -> None:
+    with driver(shop, tmp_path) as run:
+        run.start()
+        run.wait_ready(2)
+        with writing(shop):
+            for _ in range(2):
+                wait_for_changes(shop)
+                run.kill()
+                run.start()
+            run.wait_ready(2)
+        run.wait_caught_up()
+        assert run.stop() == 0, run.output
+        run.assert_equal("orders", "small")
+
+
+def test_the_jvm_alone_is_killed_and_the_process_says_so_and_exits_1(shop: Database, tmp_path: Path) -> None:
+    with driver(shop, tmp_path) as run:
+        run.start()
+        run.wait_ready(2)
+        with writing(shop):
+            wait_for_changes(shop)
+            run.kill_jvm()
+            assert run.wait(60) == 1, run.output
+            assert "the JVM that runs Spark is gone" in run.output
+            run.start()
+            run.wait_ready(2)
+        run.wait_caught_up()
+        assert run.stop() == 0, run.output
+        run.assert_equal("orders", "small")

@@ -1,0 +1,149 @@
+"""`headwater run` as a process of its own: started, killed, started again, and looked at from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from headwater.schema.table import TableName
+from headwater.source.slots import apply_slot_name
+from headwater.testing.compare import compare_table, confirmed_position, flush_position, wait_until
+from headwater.testing.lake_rows import open_lake
+from tests.conftest import Database
+
+PIPELINE_ID = 1
+
+
+class Driver:
+    """One pipeline of a test's database. Its output is in `output`, for the message of a failed assertion."""
+
+    def __init__(self, database: Database, directory: Path, publication: str = "shop", extra: str = "") -> None:
+        self.database = database
+        self.warehouse = directory / "lake"
+        self._log = directory / "output.txt"
+        self._settings = directory / "pipeline.toml"
+        self._process: subprocess.Popen[bytes] | None = None
+        settings = database.settings
+        password = settings.password.reveal() if settings.password is not None else ""
+        self._environment = {**os.environ, "DRIVER_PASSWORD": password}
+        self._settings.write_text(
+            f"""
+id = {PIPELINE_ID}
+publication_name = {json.dumps(publication)}
+
+[pg_connection]
+host = {json.dumps(settings.host)}
+port = {settings.port}
+name = {json.dumps(settings.database)}
+username = {json.dumps(settings.username)}
+password = {{ env = "DRIVER_PASSWORD" }}
+
+[destination]
+type = "iceberg"
+warehouse = {json.dumps(str(self.warehouse))}
+
+[store]
+type = "postgres"
+
+[spark]
+master = "local[2]"
+{extra}
+"""
+        )
+
+    @property
+    def output(self) -> str:
+        return self._log.read_text(errors="replace") if self._log.exists() else ""
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "headwater.cli.main", "run", "-v", str(self._settings)]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, env=self._environment)
+
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
+        """Ask it to stop; its exit status."""
+        assert self._process is not None
+        self._process.send_signal(how)
+        return self.wait()
+
+    def wait(self, timeout: float = 90.0) -> int:
+        assert self._process is not None
+        try:
+            status = self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the driver did not end within {timeout} s\n{self.output}") from None
+        self._process = None
+        return status
+
+    def kill(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self.wait()
+
+    def kill_jvm(self) -> None:
+        assert self._process is not None
+        os.kill(self._jvm(self._process.pid), signal.SIGKILL)
+
+    def end(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def still_running(self) -> None:
+        """Raise with the output if the process has ended by itself."""
+        if self._process is not None and self._process.poll() is not None:
+            raise AssertionError(f"the driver ended with status {self._process.returncode}\n{self.output}")
+
+    def wait_ready(self, tables: int, timeout: float = 120.0) -> None:
+        wait_until(
+            lambda: self.states().count("ready") == tables,
+            timeout,
+            what=f"{tables} ready tables",
+            still_good=self.still_running,
+        )
+
+    def states(self) -> list[str]:
+        if self.database.value("select to_regclass('headwater.table_states')") is None:
+            return []
+        return [row[0] for row in self.database.execute("select state->>'phase' from headwater.table_states")]
+
+    def wait_caught_up(self, timeout: float = 120.0) -> None:
+        """Wait until everything committed by now has been confirmed."""
+        position = flush_position(self.database.connection)
+        slot = apply_slot_name(PIPELINE_ID)
+        wait_until(
+            lambda: confirmed_position(self.database.connection, slot) >= position,
+            timeout,
+            what="the lake to catch up",
+            still_good=self.still_running,
+        )
+
+    def assert_equal(self, *tables: str) -> None:
+        lake = open_lake(self.warehouse)
+        for table in tables:
+            compare_table(self.database.connection, TableName("public", table), lake).assert_equal()
+
+    @staticmethod
+    def _jvm(parent: int) -> int:
+        children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+        for task in Path(f"/proc/{parent}/task").iterdir():
+            children += (task / "children").read_text().split()
+        for child in {int(child) for child in children}:
+            if b"java" in Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")[0]:
+                return child
+        raise AssertionError(f"process {parent} has no JVM")
+
+
+@contextmanager
+def driver(database: Database, directory: Path, **arguments: str) -> Iterator[Driver]:
+    running = Driver(database, directory, **arguments)
+    try:
+        yield running
+    finally:
+        running.end()

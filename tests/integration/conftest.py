@@ -1,0 +1,25 @@
+"""One Spark session for the integration tests of a process, with an embedded lake of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from pyspark.sql import SparkSession
+
+from headwater.destinations.iceberg.settings import IcebergSettings
+from headwater.spark.session import SparkSettings, build_session
+
+
+@pytest.fixture(scope="session")
+def lake_settings(tmp_path_factory: pytest.TempPathFactory) -> IcebergSettings:
+    settings = IcebergSettings(str(tmp_path_factory.mktemp("lake")))
+    settings.prepare()
+    return settings
+
+
+@pytest.fixture(scope="session")
+def spark(lake_settings: IcebergSettings) -> Iterator[SparkSession]:
+    session = build_session(SparkSettings(master="local[2]", driver_memory="1g"), lake_settings.spark_catalog())
+    yield session
+    session.stop()

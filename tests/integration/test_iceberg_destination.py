@@ -1,0 +1,566 @@
+"""What the Iceberg destination promises, with real Spark and the embedded catalog."""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from headwater.contracts.destination import RunContext
+from headwater.contracts.results import (
+    DropTableForCopyResult,
+    PendingResult,
+    Result,
+    WriteEventsResult,
+    WriteTableRowsResult,
+)
+from headwater.destinations.iceberg.destination import IcebergDestination
+from headwater.destinations.iceberg.sessions import Outcome, outcome_of
+from headwater.destinations.iceberg.settings import IcebergSettings
+from headwater.destinations.iceberg.types import lake_arrow_schema, lake_identifier, quote, spark_schema, to_lake
+from headwater.errors import DestinationError, WatermarkError
+from headwater.events import (
+    DELETE,
+    INSERT,
+    NO_OLD,
+    OLD_FULL,
+    OLD_KEY,
+    UNCHANGED,
+    UPDATE,
+    ChangeRun,
+    EventBatch,
+    Step,
+    TableRows,
+    Transactions,
+    TruncateStep,
+)
+from headwater.lsn import CommitLsn, EndLsn
+from headwater.schema.arrow import arrow_schema
+from headwater.schema.table import (
+    ColumnSchema,
+    ReplicaIdentity,
+    ReplicatedTableSchema,
+    SnapshotId,
+    TableId,
+    TableName,
+    TableSchema,
+)
+from headwater.schema.types import BUILT_IN
+from headwater.store.memory import MemoryStore
+
+# PySpark leaves the sockets it collects over to the garbage collector.
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+_ids = itertools.count(1)
+NOBODY = Transactions(*(np.zeros(0, t) for t in (np.uint64, np.uint64, np.int64, np.uint32, np.int64, np.int64)))  # type: ignore[arg-type]
+
+
+def table_schema(
+    *columns: tuple[str, int], key: Sequence[str] = ("id",), name: TableName | None = None, **more: Any
+) -> ReplicatedTableSchema:
+    number = next(_ids)
+    made = tuple(
+        ColumnSchema(column, BUILT_IN[oid], attnum=i + 1, primary_key=column in key, typmod=more.pop(column, -1))
+        for i, (column, oid) in enumerate(columns)
+    )
+    return ReplicatedTableSchema(TableSchema(TableId(number), name or TableName("public", f"t{number}"), made, **more))
+
+
+ID_V = (("id", 20), ("v", 25))
+
+
+@dataclass
+class Change:
+    op: int
+    new: tuple[Any, ...] | None = None
+    old: tuple[Any, ...] | None = None
+    kind: int = NO_OLD
+
+
+def insert(*row: Any) -> Change:
+    return Change(INSERT, row)
+
+
+def update(*row: Any, old: tuple[Any, ...] | None = None, kind: int = OLD_KEY) -> Change:
+    return Change(UPDATE, row, old, NO_OLD if old is None else kind)
+
+
+def delete(*row: Any, kind: int = OLD_KEY) -> Change:
+    return Change(DELETE, None, row, kind)
+
+
+def run(schema: ReplicatedTableSchema, lsn: int, *changes: Change, first: int = 0) -> ChangeRun:
+    types, size = arrow_schema(schema), len(changes)
+    none = (None,) * len(types)
+    new = [tuple(None if v is UNCHANGED else v for v in (c.new or none)) for c in changes]
+    unchanged = {
+        name: np.array([c.new is not None and c.new[i] is UNCHANGED for c in changes])
+        for i, name in enumerate(types.names)
+    }
+    return ChangeRun(
+        schema,
+        np.array([c.op for c in changes], np.uint8),
+        np.full(size, lsn, np.uint64),
+        np.arange(first, first + size),
+        np.zeros(size, np.int64),
+        np.arange(size),
+        rows_table(types, new),
+        np.array([c.kind for c in changes], np.uint8),
+        rows_table(types, [c.old or none for c in changes]) if any(c.kind for c in changes) else None,
+        {name: flags for name, flags in unchanged.items() if flags.any()},
+    )
+
+
+def rows_table(types: pa.Schema, rows: Sequence[tuple[Any, ...]]) -> pa.Table:
+    columns = [[row[i] for row in rows] for i in range(len(types))]
+    return pa.Table.from_arrays([pa.array(c, f.type) for c, f in zip(columns, types, strict=True)], schema=types)
+
+
+def truncate(schema: ReplicatedTableSchema, lsn: int, ordinal: int = 0) -> TruncateStep:
+    return TruncateStep(schema, CommitLsn(lsn), ordinal, 0, 0)
+
+
+def finish(result: Result, call: Callable[[], None]) -> None:
+    pending = PendingResult(result)
+    call()
+    pending.wait()
+
+
+@dataclass
+class Lake:
+    """The destination under test, and other eyes on what it wrote."""
+
+    spark: SparkSession
+    settings: IcebergSettings
+    store: MemoryStore = field(default_factory=MemoryStore)
+    source: dict[Any, tuple[Any, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.destination = IcebergDestination(self.spark, self.store, self.settings)
+        self.destination.start(RunContext(1, "7001", self._read_source))
+
+    def _read_source(self, schema: ReplicatedTableSchema, keys: pa.Table) -> pa.Table:
+        wanted = [tuple(row.values()) for row in keys.to_pylist()]
+        return rows_table(arrow_schema(schema), [self.source[key] for key in wanted if key in self.source])
+
+    def copy(
+        self, schema: ReplicatedTableSchema, rows: Sequence[tuple[Any, ...]], lsn: int = 100, epoch: str = "e1"
+    ) -> None:
+        table = rows_table(arrow_schema(schema), rows)
+        lake = lake_arrow_schema(schema)
+        frame = self.spark.createDataFrame(to_lake(table, lake), spark_schema(lake))
+        result = WriteTableRowsResult()
+        rows_of_copy = TableRows(epoch, EndLsn(lsn), lambda: frame, lambda: iter(table.to_batches()))
+        self.store.store_table_schema(schema.table_schema)
+        finish(result, lambda: self.destination.write_table_rows(schema, rows_of_copy, result))
+
+    def write(self, *steps: Step) -> None:
+        tables: dict[TableId, list[Step]] = {}
+        for step in steps:
+            tables.setdefault(step.schema.id, []).append(step)
+        self.write_tables(tables)
+
+    def write_tables(self, tables: Mapping[TableId, Sequence[Step]]) -> None:
+        result = WriteEventsResult()
+        finish(result, lambda: self.destination.write_events(EventBatch(tables, NOBODY, EndLsn(1)), result))
+
+    def identifier(self, schema: ReplicatedTableSchema) -> str:
+        return lake_identifier(self.settings.catalog, schema.name)
+
+    def rows(self, schema: ReplicatedTableSchema) -> list[tuple[Any, ...]]:
+        return sorted((tuple(row) for row in self.spark.table(self.identifier(schema)).collect()), key=repr)
+
+    def snapshots(self, schema: ReplicatedTableSchema) -> list[Any]:
+        return self.spark.sql(f"SELECT * FROM {self.identifier(schema)}.snapshots ORDER BY committed_at").collect()
+
+
+@pytest.fixture
+def lake(spark: SparkSession, lake_settings: IcebergSettings) -> Iterator[Lake]:
+    made = Lake(spark, lake_settings)
+    yield made
+    made.destination.shutdown()
+
+
+def test_inserts_updates_and_deletes_are_mirrored_and_an_insert_of_a_known_key_is_an_upsert(lake: Lake) -> None:
+    schema = table_schema(*ID_V)
+    lake.copy(schema, [(1, "a"), (2, "b"), (3, "c")])
+    lake.write(
+        run(
+            schema,
+            200,
+            insert(4, "d"),
+            update(1, "A"),
+            delete(2, None),
+            insert(3, "again"),
+            insert(5, "x"),
+            delete(5, None),
+        )
+    )
+    assert lake.rows(schema) == [(1, "A"), (3, "again"), (4, "d")]
+    metadata = lake.store.get_applied_destination_table_metadata(schema.id)
+    assert metadata is not None
+    assert metadata.watermark is not None
+    assert (metadata.watermark.commit_lsn, metadata.watermark.ordinal) == (CommitLsn(200), 5)
+
+
+def test_the_watermark_travels_in_the_lake_commit(lake: Lake) -> None:
+    schema = table_schema(*ID_V)
+    lake.copy(schema, [])
+    lake.write(run(schema, 0x16B3748, insert(1, "a"), first=7))
+    copied, applied = (row.summary for row in lake.snapshots(schema))
+    assert copied["headwater.opens-epoch"] == "true"
+    assert (copied["headwater.commit-lsn"], copied["headwater.ordinal"]) == ("0/64", "-1")
+    assert (applied["headwater.commit-lsn"], applied["headwater.ordinal"]) == ("0/16B3748", "7")
+    assert applied["headwater.opens-epoch"] == "false"
+    assert (applied["headwater.pipeline-id"], applied["headwater.system-identifier"]) == ("1", "7001")
+
+
+def test_a_changed_key_is_a_delete_and_an_insert_and_keeps_unchanged_values_through_chains(lake: Lake) -> None:
+    schema = table_schema(*ID_V, ("n", 23))
+    lake.copy(schema, [(1, "toasted one", 0), (2, "toasted two", 0), (3, "three", 0)])
+    lake.write(
+        run(
+            schema,
+            200,
+            update(10, UNCHANGED, 1, old=(1, None, None)),
+            update(11, UNCHANGED, 2, old=(10, None, None)),
+            update(2, UNCHANGED, 3),
+            update(2, UNCHANGED, 4),
+            update(4, "new", 5, old=(3, None, None)),
+        )
+    )
+    assert lake.rows(schema) == [(11, "toasted one", 2), (2, "toasted two", 4), (4, "new", 5)]
+    assert lake.destination.source_rows_read == 0
+
+
+def test_rows_that_swap_their_keys_by_a_third_one_keep_their_values(lake: Lake) -> None:
+    schema = table_schema(*ID_V)
+    lake.copy(schema, [(1, "one"), (2, "two")])
+    steps = [
+        update(9, UNCHANGED, old=(1, None)),
+        update(1, UNCHANGED, old=(2, None)),
+        update(2, UNCHANGED, old=(9, None)),
+    ]
+    lake.write(run(schema, 200, *steps))
+    assert lake.rows(schema) == [(1, "two"), (2, "one")]
+
+
+def test_an_unchanged_value_that_no_target_row_has_is_read_from_the_source_and_counted(lake: Lake) -> None:
+    schema = table_schema(*ID_V)
+    lake.copy(schema, [(1, "a")])
+    lake.source = {(7,): (7, "from the source")}
+    lake.write(run(schema, 200, insert(7, UNCHANGED), insert(8, UNCHANGED)))
+    assert lake.rows(schema) == [(1, "a"), (7, "from the source"), (8, None)]
+    assert lake.destination.source_rows_read == 2
+
+
+def test_with_full_identity_unchanged_values_come_from_the_old_row(lake: Lake) -> None:
+    schema = table_schema(*ID_V, replica_identity=ReplicaIdentity.FULL)
+    lake.copy(schema, [(1, "a")])
+    lake.write(run(schema, 200, update(1, UNCHANGED, old=(1, "full"), kind=OLD_FULL)))
+    assert lake.rows(schema) == [(1, "full")]
+
+
+def test_a_truncate_and_the_rows_after_it_are_one_lake_commit(lake: Lake) -> None:
+    schema = table_schema(*ID_V)
+    lake.copy(schema, [(1, "a"), (2, "b")])
+    before = len(lake.snapshots(schema))
+    lake.write(
+        run(schema, 200, insert(3, "gone")), truncate(schema, 300), run(schema, 301, insert(1, "new"), insert(2, "n"))
+    )
+    assert lake.rows(schema) == [(1, "new"), (2, "n")]
+    assert len(lake.snapshots(schema)) == before + 1
+    lake.write(truncate(schema, 400))
+    assert lake.rows(schema) == []
+    assert len(lake.snapshots(schema)) == before + 2
+
+
+def test_replay_of_a_batch_makes_no_commit_and_a_partly_covered_one_writes_the_rest(lake: Lake) -> None:
+    schema = table_schema(*ID_V, key=(), replica_identity=ReplicaIdentity.NOTHING)
+    lake.copy(schema, [(0, "copied")])
+    lake.write(run(schema, 200, insert(1, "a"), insert(1, "a")))
+    count = len(lake.snapshots(schema))
+    lake.write(run(schema, 200, insert(1, "a"), insert(1, "a")))
+    assert len(lake.snapshots(schema)) == count
+    lake.write(run(schema, 200, insert(1, "a"), insert(1, "a"), insert(1, "c")))
+    assert lake.rows(schema) == [(0, "copied"), (1, "a"), (1, "a"), (1, "c")]
+    assert len(lake.snapshots(schema)) == count + 1
+
+
+def test_a_lake_ahead_of_the_store_goes_on_and_one_behind_it_is_an_error(lake: Lake) -> None:
+    schema = table_schema(*ID_V)
+    lake.copy(schema, [(1, "a")])
+    recorded = lake.store.get_destination_table_metadata(schema.id)
+    assert recorded is not None
+    lake.write(run(schema, 200, update(1, "b")))
+    ahead = lake.store.get_destination_table_metadata(schema.id)
+    lake.store.store_destination_table_metadata(schema.id, recorded)
+    lake.write(run(schema, 200, update(1, "b")), run(schema, 210, update(1, "c")))
+    assert lake.rows(schema) == [(1, "c")]
+    first = lake.snapshots(schema)[0].snapshot_id
+    lake.spark.sql(f"CALL lake.system.rollback_to_snapshot(table => '{schema.name}', snapshot_id => {first})")
+    assert ahead is not None
+    with pytest.raises(WatermarkError, match="behind what was recorded") as raised:
+        lake.write(run(schema, 300, update(1, "d")))
+    assert "headwater resync" in raised.value.hint
+    assert lake.rows(schema) == [(1, "a")]
+
+
+def test_another_epoch_than_the_recorded_one_is_an_error(lake: Lake) -> None:
+    schema = table_schema(*ID_V)
+    lake.copy(schema, [(1, "a")], epoch="e1")
+    recorded = lake.store.get_destination_table_metadata(schema.id)
+    assert recorded is not None
+    lake.copy(schema, [(1, "b")], epoch="e2")
+    lake.store.store_destination_table_metadata(schema.id, recorded)
+    with pytest.raises(WatermarkError, match="another copy"):
+        lake.write(run(schema, 300, update(1, "d")))
+
+
+def test_commits_of_others_without_a_watermark_do_not_hide_ours(lake: Lake) -> None:
+    schema = table_schema(*ID_V)
+    lake.copy(schema, [(1, "a"), (2, "b")])
+    lake.write(run(schema, 200, update(1, "b")))
+    lake.spark.sql(f"DELETE FROM {lake.identifier(schema)} WHERE id = 2")
+    lake.write(run(schema, 200, update(1, "b")), run(schema, 201, insert(3, "c")))
+    assert lake.rows(schema) == [(1, "b"), (3, "c")]
+
+
+def test_a_new_copy_replaces_the_old_rows_in_one_commit_and_dropping_keeps_them(lake: Lake) -> None:
+    schema = table_schema(*ID_V)
+    dropped = DropTableForCopyResult()
+    finish(dropped, lambda: lake.destination.drop_table_for_copy(schema, dropped))
+    lake.copy(schema, [(1, "a")], lsn=900)
+    for _ in range(2):
+        result = DropTableForCopyResult()
+        finish(result, lambda result=result: lake.destination.drop_table_for_copy(schema, result))
+    assert lake.rows(schema) == [(1, "a")]
+    before = len(lake.snapshots(schema))
+    lake.copy(schema, [(2, "b")], lsn=500, epoch="e2")
+    assert lake.rows(schema) == [(2, "b")]
+    assert len(lake.snapshots(schema)) == before + 1
+    lake.write(run(schema, 600, insert(3, "c")))
+    assert lake.rows(schema) == [(2, "b"), (3, "c")]
+
+
+def test_a_copy_may_change_columns_and_types(lake: Lake) -> None:
+    schema = table_schema(*ID_V, ("gone", 23), ("x", 23))
+    lake.copy(schema, [(1, "a", 5, 1)])
+    columns = (*schema.table_schema.columns[:2], ColumnSchema("x", BUILT_IN[25]), ColumnSchema("more", BUILT_IN[20]))
+    changed = ReplicatedTableSchema(replace(schema.table_schema, columns=columns))
+    lake.copy(changed, [(1, "a", "text", 7)], epoch="e2")
+    assert [tuple(r) for r in lake.spark.sql(f"SELECT id, v, x, more FROM {lake.identifier(schema)}").collect()] == [
+        (1, "a", "text", 7)
+    ]
+    assert set(lake.spark.table(lake.identifier(schema)).columns) == {"id", "v", "x", "more"}
+
+
+def test_columns_are_added_dropped_renamed_and_widened_between_runs(lake: Lake) -> None:
+    schema = table_schema(*ID_V, ("n", 23), ("gone", 25))
+    lake.copy(schema, [(1, "a", 1, "x")])
+    first, v, n, _ = schema.table_schema.columns
+    columns = (
+        first,
+        replace(v, name="renamed"),
+        replace(n, type=BUILT_IN[20]),
+        ColumnSchema("more", BUILT_IN[25], attnum=5),
+    )
+    later = ReplicatedTableSchema(replace(schema.table_schema, columns=columns, snapshot_id=SnapshotId(250)))
+    lake.write(run(schema, 200, insert(2, "b", 2, "y")), run(later, 300, insert(3, "c", 1 << 40, "m")))
+    assert sorted(lake.spark.table(lake.identifier(schema)).columns) == ["id", "more", "n", "renamed"]
+    rows = lake.spark.sql(f"SELECT id, renamed, n, more FROM {lake.identifier(schema)} ORDER BY id").collect()
+    assert [tuple(r) for r in rows] == [(1, "a", 1, None), (2, "b", 2, None), (3, "c", 1 << 40, "m")]
+    metadata = lake.store.get_destination_table_metadata(schema.id)
+    assert metadata is not None
+    assert metadata.snapshot_id == 250
+
+
+def test_a_populated_table_of_nobody_is_refused(lake: Lake) -> None:
+    schema = table_schema(*ID_V)
+    lake.spark.sql("CREATE NAMESPACE IF NOT EXISTS lake.public")
+    lake.spark.sql(f"CREATE TABLE {lake.identifier(schema)} (id bigint, v string) USING iceberg")
+    lake.spark.sql(f"INSERT INTO {lake.identifier(schema)} VALUES (1, 'precious')")
+    with pytest.raises(DestinationError, match="did not write") as raised:
+        lake.copy(schema, [(2, "b")])
+    assert raised.value.hint
+    assert lake.rows(schema) == [(1, "precious")]
+
+
+def test_a_late_merge_of_another_session_fails_validation(lake: Lake, tmp_path: Path) -> None:
+    schema = table_schema(*ID_V)
+    lake.copy(schema, [(1, "a"), (2, "b")])
+    started, go = tmp_path / "started", tmp_path / "go"
+    other = lake.spark.newSession()
+
+    def when_told(key: int) -> tuple[int]:
+        started.touch()
+        while not go.exists():
+            threading.Event().wait(0.02)
+        return (key,)
+
+    held = other.createDataFrame(other.sparkContext.parallelize([1], 1).map(when_told), "id bigint")
+    held.createOrReplaceTempView("late")
+    errors: list[Exception] = []
+
+    def late() -> None:
+        try:
+            other.sql(
+                f"MERGE INTO {lake.identifier(schema)} t USING late s ON t.id = s.id AND t.id IN (1) "
+                "WHEN MATCHED THEN UPDATE SET v = 'late' WHEN NOT MATCHED THEN INSERT (id, v) VALUES (s.id, 'late')"
+            )
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=late)
+    thread.start()
+    while not started.exists() and thread.is_alive():
+        thread.join(0.02)
+    lake.write(run(schema, 200, update(1, "in time")))
+    go.touch()
+    thread.join()
+    assert [outcome_of(error) for error in errors] == [Outcome.FAILED]
+    assert lake.rows(schema) == [(1, "in time"), (2, "b")]
+
+
+def test_an_append_that_meets_a_commit_in_between_is_not_published(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    schema = table_schema(*ID_V, key=(), replica_identity=ReplicaIdentity.NOTHING)
+    lake.copy(schema, [])
+    from headwater.destinations.iceberg.table import LakeTable
+
+    create = LakeTable.create_branch
+    interfered: list[str] = []
+
+    def interfere(self: LakeTable, name: str, snapshot_id: int) -> None:
+        create(self, name, snapshot_id)
+        if not interfered:
+            interfered.append(name)
+            lake.spark.sql(f"INSERT INTO {lake.identifier(schema)} VALUES (9, 'foreign')")
+
+    monkeypatch.setattr(LakeTable, "create_branch", interfere)
+    lake.write(run(schema, 200, insert(1, "a")))
+    assert lake.rows(schema) == [(1, "a"), (9, "foreign")]
+    assert [r.name for r in lake.spark.sql(f"SELECT name FROM {lake.identifier(schema)}.refs").collect()] == ["main"]
+
+
+def test_of_two_equal_rows_without_a_key_one_delete_removes_one(lake: Lake) -> None:
+    schema = table_schema(("a", 23), ("b", 25), ("c", 1007), key=(), replica_identity=ReplicaIdentity.FULL)
+    lake.copy(
+        schema, [(1, None, [1, None]), (1, None, [1, None]), (1, None, [1, None]), (2, "x", None), (None, None, None)]
+    )
+    before = len(lake.snapshots(schema))
+    lake.write(
+        run(
+            schema,
+            200,
+            delete(1, None, [1, None], kind=OLD_FULL),
+            update(3, UNCHANGED, None, old=(2, "x", None), kind=OLD_FULL),
+            delete(None, None, None, kind=OLD_FULL),
+            insert(5, "five", [5]),
+            insert(5, "five", [5]),
+        )
+    )
+    assert lake.rows(schema) == [
+        (1, None, [1, None]), (1, None, [1, None]), (3, "x", None), (5, "five", [5]), (5, "five", [5]),
+    ]  # fmt: skip
+    assert len(lake.snapshots(schema)) == before + 1
+
+
+def test_names_with_quotes_spaces_dots_capitals_and_unicode_work(lake: Lake) -> None:
+    names = [
+        TableName("Sp ace\"`'", "Tab`le 'x'"),
+        TableName("a.b", "c.d"),
+        TableName("Größe", "日本/../x:%20#?"),
+        TableName("public", "Case"),
+        TableName("public", "case"),
+    ]
+    schemas = [table_schema(("id", 20), ("we\"i`r.d 'C", 25), ("A", 23), ("a", 23), name=name) for name in names]
+    for i, schema in enumerate(schemas):
+        lake.copy(schema, [(1, "x", i, 2), (2, "y", i, 3)])
+    lake.write(
+        *(run(schema, 200, update(1, UNCHANGED, i, 5), delete(2, *[None] * 3)) for i, schema in enumerate(schemas))
+    )
+    for i, schema in enumerate(schemas):
+        assert lake.rows(schema) == [(1, "x", i, 5)]
+        assert lake.spark.table(lake.identifier(schema)).columns == ["id", "we\"i`r.d 'C", "A", "a"]
+
+
+def test_values_of_all_types_make_the_round_trip_and_pyiceberg_reads_them(lake: Lake) -> None:
+    catalog_module = pytest.importorskip("pyiceberg.catalog.sql")
+    schema = table_schema(
+        ("id", 21), ("n", 1700), ("big", 1700), ("ts", 1114), ("tz", 1184), ("d", 1082), ("b", 17), ("f", 701), ("g", 700),
+        ("t", 16), ("arr", 1005), ("texts", 1009), ("u", 2950),
+        n=((10 << 16) | 2) + 4,
+    )  # fmt: skip
+    utc = dt.UTC
+    row = (
+        7, Decimal("12345678.90"), "0.10", dt.datetime(2024, 3, 31, 2, 30), dt.datetime(2024, 3, 31, 2, 30, tzinfo=utc),
+        dt.date(1, 1, 1), b"\x00\xff", float("inf"), 1.5, True, [1, None, 3], ["a", None], "0b7c7bb4-0000-4000-8000-000000000000",
+    )  # fmt: skip
+    nothing = (8, *[None] * 12)
+    lake.copy(schema, [row])
+    lake.write(run(schema, 200, insert(9, *row[1:]), insert(*nothing), update(7, *row[1:])))
+    catalog = catalog_module.SqlCatalog(
+        "lake", uri=f"sqlite:///{lake.settings.location}/catalog.db", warehouse=lake.settings.location
+    )
+    table = catalog.load_table((schema.name.namespace, schema.name.name)).scan().to_arrow()
+    read = {r["id"]: tuple(r.values()) for r in table.to_pylist()}
+    assert read == {7: row, 9: (9, *row[1:]), 8: nothing}
+    catalog.engine.dispose()
+
+
+def test_two_tables_of_a_batch_are_written_with_a_watermark_each(lake: Lake) -> None:
+    one, two = table_schema(*ID_V), table_schema(*ID_V)
+    lake.copy(one, [(1, "a")])
+    lake.copy(two, [(1, "a")])
+    lake.write(run(one, 200, update(1, "one")), run(two, 300, insert(2, "two"), first=4))
+    assert (lake.rows(one), lake.rows(two)) == ([(1, "one")], [(1, "a"), (2, "two")])
+    assert lake.snapshots(one)[-1].summary["headwater.commit-lsn"] == "0/C8"
+    assert lake.snapshots(two)[-1].summary["headwater.commit-lsn"] == "0/12C"
+
+
+def test_a_large_batch_goes_through_the_spool_and_leaves_nothing_there(lake: Lake) -> None:
+    schema = table_schema(*ID_V)
+    size = 60_000
+    lake.copy(schema, [(i, "old") for i in range(0, 1000)])
+    changes = run(schema, 200, insert(0, "x"))
+    types = arrow_schema(schema)
+    many = replace(
+        changes,
+        op=np.full(size, INSERT, np.uint8),
+        commit_lsn=np.full(size, 200, np.uint64),
+        ordinal=np.arange(size),
+        transaction=np.zeros(size, np.int64),
+        position=np.arange(size),
+        new=pa.table({"id": np.arange(size), "v": [f"value {i}" for i in range(size)]}).cast(types),
+        old_kind=np.zeros(size, np.uint8),
+    )
+    lake.write(many)
+    found = lake.spark.sql(
+        f"SELECT count(*), count(DISTINCT id), count_if(v = 'old') FROM {lake.identifier(schema)}"
+    ).collect()
+    assert tuple(found[0]) == (size, size, 0)
+    assert not list((Path(lake.settings.location) / ".headwater").rglob("*.parquet"))
+
+
+def test_a_table_without_a_recorded_copy_is_refused(lake: Lake) -> None:
+    schema = table_schema(*ID_V)
+    with pytest.raises(WatermarkError, match="nothing is recorded"):
+        lake.write(run(schema, 200, insert(1, "a")))
+    lake.copy(schema, [(1, "a")])
+    lake.spark.sql(f"DROP TABLE {lake.identifier(schema)}")
+    with pytest.raises(WatermarkError, match="is gone"):
+        lake.write(run(schema, 200, insert(1, "a")))
+    assert quote("a`b") == "`a``b`"

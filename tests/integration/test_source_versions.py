@@ -1,0 +1,78 @@
+"""Every question we ask a source, asked of every version we support."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+from headwater.contracts.stores import APPLY
+from headwater.lsn import EndLsn
+from headwater.source.catalog import load_table_schemas
+from headwater.source.lock import PipelineLock
+from headwater.source.preflight import Severity, run_preflight
+from headwater.source.publication import published_tables
+from headwater.source.rows import read_rows
+from headwater.source.server import flush_lsn, server_facts
+from headwater.source.session import connect
+from headwater.source.slot_check import SlotVerdict, blockers, check_apply_slot
+from headwater.source.slots import drop_slot, inspect_slot, sync_slots
+from headwater.states import DATA_SYNC, INIT
+from headwater.store.postgres import PostgresStore
+from headwater.testing.binaries import DEFAULT_VERSION, PINNED
+from headwater.testing.postgres import PostgresServer
+from headwater.testing.store_suite import A
+
+
+@pytest.fixture(
+    params=[pytest.param(v, marks=pytest.mark.versions if v != DEFAULT_VERSION else ()) for v in sorted(PINNED)]
+)
+def server(request: pytest.FixtureRequest) -> Iterator[PostgresServer]:
+    with PostgresServer.start(version=request.param) as server:
+        yield server
+
+
+def test_every_question_has_an_answer(server: PostgresServer) -> None:
+    with connect(server.settings()) as session:
+        session.execute(
+            "create table public.t (id int primary key, twice int generated always as (id * 2) stored, x text)"
+        )
+        session.execute("create table public.m (id int primary key) partition by range (id)")
+        session.execute("create table public.m1 partition of public.m for values from (0) to (10)")
+        session.execute("insert into public.t (id, x) values (1, 'a')")
+        session.execute("create publication p for all tables with (publish_via_partition_root = true)")
+        tables = published_tables(session, "p")
+        assert [str(table.name) for table in tables] == ["public.m", "public.t"]
+        schemas = load_table_schemas(session, [table.id for table in tables], "p")
+        schema = schemas[tables[1].id]
+        assert [column.name for column in schema.columns] == ["id", "x"]
+        assert read_rows(session, schema, pa.table({"id": pa.array([1, 2], pa.int32())})).to_pylist() == [
+            {"id": 1, "x": "a"}
+        ]
+        findings = run_preflight(session, "p", pipeline_id=1)
+        assert [finding for finding in findings if finding.severity is Severity.ERROR] == []
+        session.execute("select pg_create_logical_replication_slot('headwater_sync_1_5', 'pgoutput')")
+        facts = inspect_slot(session, "headwater_sync_1_5")
+        assert sync_slots(session, 1) == [facts]
+        server_now, flush = server_facts(session), flush_lsn(session)
+        assert check_apply_slot(facts, None, server_now, flush) is SlotVerdict.RESUME
+        assert drop_slot(session, facts.name, wait_seconds=1)
+        assert blockers(session) == []
+
+
+def test_lock_and_store_work(server: PostgresServer) -> None:
+    lock = PipelineLock(server.settings(), 1)
+    lock.acquire()
+    lock.check()
+    lock.release()
+    store = PostgresStore(server.settings(), 1)
+    store.start()
+    store.update_table_states([(A, INIT)])
+    store.update_table_states([(A, DATA_SYNC)])
+    assert store.rollback_table_state(A) == INIT
+    assert store.upsert_replication_progress(APPLY, EndLsn(9)) == EndLsn(9)
+    assert store.reset_table_states_for_resync() == 1
+    store.delete_table_state(A)
+    assert store.load_table_states() == 0
+    store.close()
