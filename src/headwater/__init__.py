@@ -18,6 +18,7 @@ from headwater.config import (
 )
 from headwater.errors import HeadwaterError, Retry
 from headwater.lsn import CommitLsn, EndLsn
+from headwater.source.exported_snapshot import exported_snapshot
 
 __all__ = [
     "BatchConfig",
@@ -34,5 +35,6 @@ __all__ = [
     "TableSyncCopyConfig",
     "TcpKeepaliveConfig",
     "TlsConfig",
+    "exported_snapshot",
     "load_settings",
 ]

@@ -431,7 +431,7 @@ def test_a_late_merge_of_another_session_fails_validation(lake: Lake, tmp_path: 
     lake.write(run(schema, 200, update(1, "in time")))
     go.touch()
     thread.join()
-    assert [outcome_of(error) for error in errors] == [Outcome.FAILED]
+    assert [outcome_of(error) for error in errors] == [Outcome.FAILED], errors
     assert lake.rows(schema) == [(1, "in time"), (2, "b")]
 
 

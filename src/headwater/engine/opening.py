@@ -47,6 +47,8 @@ def _verdict(run: Run, connection: Connection, name: str) -> SlotVerdict:
     seen = [run.store.get_replication_progress(APPLY)]
     system_identifier = None
     for table, state in run.store.get_table_states().items():
+        if AFTER_CRASH[state.phase] is Phase.INIT:
+            continue  # copied again: nothing it has seen counts
         if state.phase is Phase.SYNC_DONE:
             seen.append(state.lsn)
         metadata = run.store.get_destination_table_metadata(table)
@@ -54,7 +56,6 @@ def _verdict(run: Run, connection: Connection, name: str) -> SlotVerdict:
             seen.append(EndLsn(metadata.watermark.commit_lsn.value))
             system_identifier = metadata.watermark.system_identifier
     positions = [position for position in seen if position is not None]
-    # A walsender of a run that was killed may hold the slot until the server notices; drop_slot's rule applies here too.
     return check_apply_slot(
         inspect_slot(connection, name),
         max(positions) if positions else None,

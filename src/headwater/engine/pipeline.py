@@ -50,6 +50,7 @@ class Pipeline:
         spark: SparkSession | None = None,
         progress: Progress | None = None,
     ) -> None:
+        config.validate()
         self.config = config
         self.progress = progress if progress is not None else Progress()
         self._store = store

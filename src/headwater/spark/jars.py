@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -54,28 +55,28 @@ def jar_settings() -> dict[str, str]:
     }
 
 
-def jar_directory() -> Path:
+def jar_directory(jars: Sequence[Coordinate] = JARS) -> Path:
     """Where the jars of exactly these versions are kept, if they have been fetched."""
-    coordinates = ",".join(str(coordinate) for coordinate in JARS)
+    coordinates = ",".join(str(coordinate) for coordinate in jars)
     return cache_directory() / "jars" / hashlib.sha256(coordinates.encode()).hexdigest()[:16]
 
 
-def fetch() -> Path:
+def fetch(jars: Sequence[Coordinate] = JARS) -> Path:
     """Resolve the jars and keep their files; at once if they are there already."""
-    return install(jar_directory(), _resolve)
+    return install(jar_directory(jars), lambda target: _resolve(jars, target))
 
 
-def _resolve(target: Path) -> None:
+def _resolve(jars: Sequence[Coordinate], target: Path) -> None:
     with tempfile.TemporaryDirectory() as ivy:
         # Resolving happens before the application is looked at; printing the version is the least one it can be asked.
         command = [str(_spark_home() / "bin" / "spark-submit"), "--master", "local[1]"]
-        command += ["--packages", ",".join(str(coordinate) for coordinate in JARS)]
+        command += ["--packages", ",".join(str(coordinate) for coordinate in jars)]
         command += ["--exclude-packages", _EXCLUDED, "--conf", f"spark.jars.ivy={ivy}"]
         command += ["--class", "org.apache.spark.deploy.SparkSubmit", "spark-internal", "--version"]
         environment = {**os.environ, "JAVA_HOME": str(java_home()), "SPARK_HOME": str(_spark_home())}
         run = subprocess.run(command, capture_output=True, text=True, env=environment)
         found = sorted((Path(ivy) / "jars").glob("*.jar"))
-        if len(found) < len(JARS):
+        if len(found) < len(jars):
             raise HeadwaterError(
                 "the jars for Spark could not be fetched",
                 detail=_reason(run.stderr),

@@ -47,7 +47,7 @@ class IcebergDestination(Destination):
         self._spark = spark
         self._store = store
         self._settings = settings
-        self._sessions = SessionPool(spark, settings.spark_catalog())
+        self._sessions = SessionPool(spark, settings.catalog, settings.spark_catalog())
         self._batches = ThreadPoolExecutor(thread_name_prefix="headwater-lake-batch")
         self._tables = ThreadPoolExecutor(settings.max_parallel_tables, thread_name_prefix="headwater-lake-table")
         self._count_lock = threading.Lock()

@@ -53,8 +53,12 @@ class LakeSession:
 class SessionPool:
     """At most `size` sessions, made when needed, handed to one thread at a time."""
 
-    def __init__(self, spark: SparkSession, settings: Mapping[str, str], size: int = MAX_SESSIONS) -> None:
+    def __init__(
+        self, spark: SparkSession, catalog: str, settings: Mapping[str, str], size: int = MAX_SESSIONS
+    ) -> None:
         self._spark = spark
+        self._catalog = catalog
+        self._opening = threading.Lock()
         self._settings = {key: value for key, value in settings.items() if key not in _STATIC}
         self._idle: queue.LifoQueue[SparkSession] = queue.LifoQueue()
         self._permits = threading.BoundedSemaphore(size)
@@ -83,6 +87,10 @@ class SessionPool:
         session = self._spark.newSession()
         for key, value in self._settings.items():
             session.conf.set(key, value)
+        # A session opens its catalog at the first statement that names it, and makes the tables of a new JDBC catalog
+        # then: two at once fail. A look-up by the Java API does not open it, and takes its name for a namespace.
+        with self._opening:
+            session.sql(f"SHOW NAMESPACES IN `{self._catalog}`")
         return session
 
 

@@ -1,0 +1,35 @@
+"""`make bench`: ratios, measured in one run beside the limit and the peers. Seconds depend on the machine, ratios less so."""
+
+from __future__ import annotations
+
+import sys
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import copy, drain, freshness
+from benchmarks.setting import setting
+
+BENCHMARKS = {"freshness": freshness.run, "drain": drain.run, "copy": copy.run}
+
+
+def main(names: list[str]) -> int:
+    unknown = [name for name in names if name not in BENCHMARKS]
+    if unknown:
+        print(f"error: no benchmark {', '.join(unknown)}\nhint: choose from {', '.join(BENCHMARKS)}", file=sys.stderr)
+        return 2
+    table = Table("what", "measured", "ratio", "mark", "", box=None)
+    failed = False
+    with setting() as stage:
+        for name in names or list(BENCHMARKS):
+            print(f"running {name} ...", file=sys.stderr, flush=True)
+            for figure in BENCHMARKS[name](stage):
+                verdict = "" if figure.met is None else "met" if figure.met else "missed"
+                failed = failed or figure.met is False
+                table.add_row(figure.what, figure.value, figure.ratio, figure.mark, verdict)
+    Console().print(table)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
