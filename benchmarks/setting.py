@@ -23,7 +23,10 @@ from headwater.store.postgres import PostgresStore
 from headwater.testing.postgres import PostgresServer
 
 POSTGRES_JDBC = Coordinate("org.postgresql", "postgresql", "42.7.8")
-COLUMNS = "id bigint primary key, customer int, amount numeric(12,2), paid boolean, at timestamptz, note text, city text, score float8"
+COLUMNS = (
+    "id bigint primary key, customer int, amount numeric(12,2), paid boolean,"
+    " at timestamptz, note text, city text, score float8"
+)
 ROW = (
     "i, (i % 50000)::int, (i * 0.37)::numeric(12,2), i % 2 = 0, timestamptz '2026-01-01' + i * interval '1 second',"
     " 'note number ' || i, 'city ' || i % 1000, i / 3.0"

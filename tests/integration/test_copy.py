@@ -34,12 +34,17 @@ if TYPE_CHECKING:
 
 SMALL_RANGES = 256 << 10
 
+# Spark leaves the socket of a collected result to the garbage collector.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+
 
 @contextmanager
-def snapshot_of(database: Database, *tables: str, filter: str = "") -> Iterator[ExportedSnapshot]:
+def snapshot_of(
+    database: Database, *tables: str, filter: str = "", range_bytes: int = SMALL_RANGES
+) -> Iterator[ExportedSnapshot]:
     """All tables in many small ranges, at one moment."""
     database.execute(f"CREATE PUBLICATION shop FOR TABLE {', '.join(tables)}{filter}")
-    with exported_snapshot(database.settings, "shop", target_range_bytes=SMALL_RANGES, parallelism=2) as snapshot:
+    with exported_snapshot(database.settings, "shop", target_range_bytes=range_bytes, parallelism=2) as snapshot:
         yield snapshot
 
 
@@ -75,24 +80,23 @@ def test_a_hundred_thousand_rows_in_parallel_ranges_are_exact(database: Database
     database.execute(ORDERS)
     expected = database.execute(
         """SELECT id, small, customer, amount, rate, note, created AT TIME ZONE 'UTC', local, day, paid, raw, tags, ref::text,
-           doc::text, host(address), ARRAY['10.0.0.1', NULL], free::text FROM orders ORDER BY id"""
+           doc::text, host(address), addresses::text, free::text FROM orders ORDER BY id"""
     )
-    with snapshot_of(database, "orders") as snapshot:
+    with snapshot_of(database, "orders", range_bytes=4 << 20) as snapshot:
         planned = snapshot.tables["public.orders"]
         frame = copy_dataframe(spark, snapshot.settings, snapshot.snapshot_name, planned.plan, planned.schema, 4)
-        assert frame.rdd.getNumPartitions() > 10
+        assert frame.rdd.getNumPartitions() > 4
         copied = frame.toArrow()
         register_copy_source(spark, snapshot)
         through_source = spark.read.format("postgres_copy").options(**snapshot.options("public.orders")).load()
         assert through_source.schema == frame.schema
-        assert through_source.exceptAll(frame).count() == 0
-        assert through_source.count() == len(expected)
+        assert through_source.toArrow().sort_by("id").equals(copied.sort_by("id"))
         snapshot.check()
     index = copied.schema.get_field_index("created")
     copied = copied.set_column(index, "created", copied.column(index).cast(pa.timestamp("us")))
     found = sorted(rows(copied.to_batches()))
     assert len(found) == len(expected)
-    assert found == expected
+    assert [(one, other) for one, other in zip(found, expected, strict=True) if one != other][:3] == []
 
 
 def test_a_batch_has_exactly_the_declared_schema(database: Database) -> None:
@@ -124,7 +128,7 @@ def test_rows_changed_during_the_copy_are_neither_lost_nor_doubled(database: Dat
 
 
 def test_an_attempt_that_is_made_again_reads_the_same_rows(database: Database) -> None:
-    database.execute("CREATE TABLE t (id int); INSERT INTO t SELECT generate_series(1, 50000)")
+    database.execute("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t SELECT generate_series(1, 50000)")
     with snapshot_of(database, "t") as snapshot:
         planned = snapshot.tables["public.t"]
         first = read_ranges(snapshot.origin("public.t"), planned.plan.ranges, chunk_bytes=64 << 10)
@@ -194,15 +198,15 @@ def test_a_partitioned_table_is_read_leaf_by_leaf_whatever_the_order_of_their_co
         INSERT INTO p SELECT i, chr(97 + i % 4), -i FROM generate_series(1, 20000) i;
         """
     )
-    with snapshot_of(database, "p", filter=" WITH (publish_via_partition_root = true)") as snapshot:
-        leaves = {str(r.relation) for r in snapshot.tables["public.p"].plan.ranges}
-        assert leaves == {"public.p_a", "public.p_b", "public.p_cc", "public.p_cd"}
-        assert sorted(read(snapshot, "public.p")) == [(i, chr(97 + i % 4), -i) for i in range(1, 20001)]
-        with database.connect() as session:
+    with database.connect() as session:
+        with snapshot_of(database, "p", filter=" WITH (publish_via_partition_root = true)") as snapshot:
+            leaves = {str(r.relation) for r in snapshot.tables["public.p"].plan.ranges}
+            assert leaves == {"public.p_a", "public.p_b", "public.p_cc", "public.p_cd"}
+            assert sorted(read(snapshot, "public.p")) == [(i, chr(97 + i % 4), -i) for i in range(1, 20001)]
             thread = threading.Thread(target=session.execute, args=("TRUNCATE p_cd",))
             thread.start()
             wait_until_blocked(database, session, snapshot)
-    thread.join()
+        thread.join()
 
 
 def test_a_leaf_attached_under_the_lock_is_planned_and_locked(database: Database) -> None:
@@ -254,7 +258,7 @@ def test_an_empty_table_gives_no_rows_and_its_schema(database: Database, spark: 
 
 
 def test_names_with_quotes_spaces_and_unicode(database: Database, spark: SparkSession) -> None:
-    name = '"my ""ns"' + '"."Größe; 100%"'
+    name = '"my ""ns"."Größe; 100%"'
     database.execute('CREATE SCHEMA "my ""ns"')
     database.execute(f'CREATE TABLE {name} ("a ""b" int, "a b" text, "Ünï%s" text, "A B" inet)')
     database.execute(f"INSERT INTO {name} VALUES (1, 'x', 'y', '::1')")

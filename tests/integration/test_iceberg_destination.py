@@ -435,9 +435,13 @@ def test_a_late_merge_of_another_session_fails_validation(lake: Lake, tmp_path: 
     assert lake.rows(schema) == [(1, "in time"), (2, "b")]
 
 
-def test_an_append_that_meets_a_commit_in_between_is_not_published(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    schema = table_schema(*ID_V, key=(), replica_identity=ReplicaIdentity.NOTHING)
-    lake.copy(schema, [])
+@pytest.mark.parametrize("identity", [ReplicaIdentity.NOTHING, ReplicaIdentity.FULL])
+def test_rows_without_a_key_that_meet_a_commit_in_between_are_written_once(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, identity: ReplicaIdentity
+) -> None:
+    schema = table_schema(*ID_V, key=(), replica_identity=identity)
+    removing = [delete(5, "equal", kind=OLD_FULL)] if identity is ReplicaIdentity.FULL else []
+    lake.copy(schema, [(5, "equal"), (5, "equal")])
     from headwater.destinations.iceberg.table import LakeTable
 
     create = LakeTable.create_branch
@@ -450,8 +454,9 @@ def test_an_append_that_meets_a_commit_in_between_is_not_published(lake: Lake, m
             lake.spark.sql(f"INSERT INTO {lake.identifier(schema)} VALUES (9, 'foreign')")
 
     monkeypatch.setattr(LakeTable, "create_branch", interfere)
-    lake.write(run(schema, 200, insert(1, "a")))
-    assert lake.rows(schema) == [(1, "a"), (9, "foreign")]
+    lake.write(run(schema, 200, insert(1, "a"), *removing))
+    assert interfered
+    assert lake.rows(schema) == [(1, "a"), *[(5, "equal")] * (2 - len(removing)), (9, "foreign")]
     assert [r.name for r in lake.spark.sql(f"SELECT name FROM {lake.identifier(schema)}.refs").collect()] == ["main"]
 
 

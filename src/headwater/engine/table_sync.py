@@ -77,6 +77,8 @@ class TableSyncWorker:
         self._settings = replace(run.settings, application_name=self._slot_name)
         self.wait_seconds: float | None = None
         """Set when the attempt failed for a reason that may pass: how long to wait before the next."""
+        self.left_slot: str | None = None
+        """Set when the slot could not be dropped: somebody has to, or it holds WAL for ever."""
 
     def run(self) -> None:
         self._run_.board.listen(self._bell.ring)
@@ -124,7 +126,8 @@ class TableSyncWorker:
         try:
             drop_slot(admin, self._slot_name)
         except HeadwaterError as error:
-            log.warning("slot %s is dropped at the next start, it could not be now: %s", self._slot_name, error.message)
+            self.left_slot = self._slot_name
+            log.warning("slot %s could not be dropped, trying again later: %s", self._slot_name, error.message)
 
     # Copy
 
@@ -303,7 +306,7 @@ class TableSyncWorker:
             with connect(self._settings) as admin:
                 self._give_up_slot(admin)
         except HeadwaterError:
-            pass  # out of reach: the next attempt drops it first
+            self.left_slot = self._slot_name
 
     def _record_failure(self, error: HeadwaterError) -> None:
         run = self._run_

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +14,13 @@ from headwater.engine.table_sync import TableSyncWorker
 from headwater.errors import HeadwaterError, Retry
 from headwater.schema.table import TableId
 from headwater.source.publication import PublishedTable
+from headwater.source.session import connect
+from headwater.source.slots import drop_slot
 from headwater.states import INIT, Actor, Phase, TableState
+
+log = logging.getLogger(__name__)
+
+_DROP_AGAIN_SECONDS = 2.0
 
 
 class TableSyncPool:
@@ -25,12 +32,15 @@ class TableSyncPool:
         self._on_fatal = on_fatal
         self._active: dict[TableId, tuple[TableSyncWorker, threading.Thread]] = {}
         self._not_before: dict[TableId, float] = {}
+        self._left_slots: dict[TableId, str] = {}
+        self._drop_again_at = 0.0
         self.bell = Bell()
         run.board.listen(self.bell.ring)
 
     def start_due(self) -> None:
         """Start workers for tables that wait for one, the largest first: they take longest."""
         self._collect()
+        self._drop_left_slots()
         free = self._run.config.max_table_sync_workers - len(self._active)
         if free <= 0:
             return
@@ -57,6 +67,23 @@ class TableSyncPool:
                 del self._active[table_id]
                 if worker.wait_seconds is not None:
                     self._not_before[table_id] = time.monotonic() + worker.wait_seconds
+                if worker.left_slot is not None:
+                    self._left_slots[table_id] = worker.left_slot
+
+    def _drop_left_slots(self) -> None:
+        """A slot that nobody reads holds WAL for ever: it is dropped as soon as the server lets us."""
+        if not self._left_slots or time.monotonic() < self._drop_again_at:
+            return
+        self._drop_again_at = time.monotonic() + _DROP_AGAIN_SECONDS
+        try:
+            with connect(self._run.settings) as connection:
+                for table_id, name in list(self._left_slots.items()):
+                    # Another attempt at the table has the same name in use, and drops what it finds.
+                    if table_id not in self._active:
+                        drop_slot(connection, name, wait_seconds=1.0)
+                    del self._left_slots[table_id]
+        except HeadwaterError as error:
+            log.info("slots left by table sync could not be dropped yet: %s", error.message)
 
     def _due(self) -> list[TableId]:
         due = []

@@ -17,8 +17,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 SPOOL_FROM_BYTES = 512 << 10
-"""Rows in the task against rows by Parquet, two cores: 100 rows 0.16 and 0.38 s, 10,000 (0.6 MB) 0.4 and 0.25 s, 500,000 (31 MB) 3.5
-and 0.9 s."""
+"""Rows in the task against rows by Parquet, two cores: 100 rows 0.16 and 0.38 s, 10,000 (0.6 MB) 0.4 and 0.25 s,
+500,000 (31 MB) 3.5 and 0.9 s."""
 
 
 class FrameSpool:

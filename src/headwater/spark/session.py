@@ -6,6 +6,7 @@ Knows which settings pay (each with its measurement) and nothing of tables. What
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from py4j.protocol import Py4JError, Py4JNetworkError
+from pyspark import SparkConf, SparkContext
 from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import SparkSession
 
@@ -47,8 +49,14 @@ def build_session(settings: SparkSettings, catalog: Mapping[str, str]) -> SparkS
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         # Python workers run what we run: the first python3 on PATH may know nothing of this package.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    config = session_config(settings, catalog)
+    # PySpark hands what it knows at this point to the JVM's command line, where every user of the machine can read it. The
+    # rest, credentials of catalogs and storage among it, follows through the gateway.
+    launch = SparkConf(loadDefaults=False)
+    launch.setAll([(key, value) for key, value in config.items() if at_launch(key)])
+    SparkContext._ensure_initialized(conf=launch)
     builder = SparkSession.builder
-    for key, value in session_config(settings, catalog).items():
+    for key, value in config.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
 
@@ -65,6 +73,15 @@ def session_config(settings: SparkSettings, catalog: Mapping[str, str]) -> dict[
         config["spark.sql.warehouse.dir"] = os.path.join(tempfile.gettempdir(), "headwater-spark-warehouse")
     return config | dict(catalog) | dict(settings.config)
 
+
+def at_launch(key: str) -> bool:
+    """Whether a setting may stand in the JVM's command line: what only counts there, and never what may be secret."""
+    if _SECRET.search(key):
+        return False
+    return key.startswith(("spark.driver.", "spark.jars", "spark.submit.")) or key in ("spark.master", "spark.app.name")
+
+
+_SECRET = re.compile(r"secret|password|token|credential|access\.?key", re.IGNORECASE)
 
 _DEFAULTS: dict[str, str] = {
     # Times are instants; a local zone would shift what has none.

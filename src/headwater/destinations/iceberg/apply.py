@@ -129,7 +129,7 @@ class TableApply:
             raise LakeCommitUnknown(
                 f"it could not be learnt whether a commit to lake table {name} was done",
                 detail=f"{translate(after).detail}; then, on looking: {translate(error).detail}",
-                hint="Check that the lake's catalog and storage can be reached. The batch is tried again; nothing is applied twice.",
+                hint="Check that the lake's catalog and storage can be reached. The batch is tried again, nothing twice.",
             ) from error
         if loaded is None:
             raise WatermarkError(

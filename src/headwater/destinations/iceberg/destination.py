@@ -13,8 +13,7 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from pyspark.sql import SparkSession
-from pyspark.sql import functions
+from pyspark.sql import SparkSession, functions
 
 from headwater.contracts.destination import Destination, RunContext
 from headwater.contracts.results import DropTableForCopyResult, WriteEventsResult, WriteTableRowsResult

@@ -12,8 +12,7 @@ from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import DataFrame
-from pyspark.sql import functions
+from pyspark.sql import DataFrame, functions
 
 from headwater.destinations.iceberg.delta import NetDelta
 from headwater.destinations.iceberg.net import NetChanges
@@ -97,20 +96,14 @@ class MergeWriter:
             )
 
     def append(self, session: LakeSession, table: LakeTable, rows: pa.Table, properties: Mapping[str, str]) -> None:
-        # Iceberg validates no append against concurrent commits. So it goes to a branch made at the snapshot this attempt
-        # started from, and the table follows the branch only if it still is where it was.
-        start = table.snapshot_id
-        assert start is not None, "a table has the snapshot of its copy"
-        # A name of its own: what a dead attempt appends late to its branch must not come along with ours.
-        table.remove_branches(table.branches(STAGING))
-        branch = f"{STAGING}{uuid.uuid4().hex}"
-        table.create_branch(branch, start)
-        with self._spool.frame(session.spark, rows, spark_schema(rows.schema)) as frame:
-            writer = frame.writeTo(f"{table.identifier}.`branch_{branch}`")
+        with (
+            self._spool.frame(session.spark, rows, spark_schema(rows.schema)) as frame,
+            _staged(table) as target,
+        ):
+            writer = frame.writeTo(target)
             for name, value in properties.items():
                 writer = writer.option(f"snapshot-property.{name}", value)
             writer.append()
-        table.publish_branch(branch)
 
     def apply_delta(
         self, session: LakeSession, table: LakeTable, delta: NetDelta, properties: Mapping[str, str]
@@ -124,6 +117,8 @@ class MergeWriter:
         with (
             self._source(session, delta.added, "added") as added,
             self._source(session, removed, "removed") as gone,
+            # Unlike upserts, a difference applied twice is wrong, so it must not start from a newer snapshot than was looked at.
+            _staged(table) as target,
         ):
             # Equal rows are told apart by where they lie: of those that match, the first `count` go.
             same = " AND ".join(f"r.{quote(name)} <=> d.{quote(name)}" for name in columns)
@@ -134,11 +129,11 @@ class MergeWriter:
             values = ", ".join(f"s.c{i}" for i in range(len(columns)))
             session.set_snapshot_properties(properties)
             session.spark.sql(
-                f"MERGE INTO {table.identifier} AS t USING ("
+                f"MERGE INTO {target} AS t USING ("
                 f" SELECT f, p, {nothing} FROM ("
                 f"  SELECT r._file AS f, r._pos AS p, d.{quote(count)} AS wanted,"
                 f"   row_number() OVER (PARTITION BY {alike} ORDER BY r._file, r._pos) AS number"
-                f"  FROM {table.identifier} AS r JOIN {gone} AS d ON {same}) WHERE number <= wanted"
+                f"  FROM {target} AS r JOIN {gone} AS d ON {same}) WHERE number <= wanted"
                 f" UNION ALL SELECT CAST(NULL AS STRING), CAST(NULL AS BIGINT), {listed} FROM {added}"
                 f") AS s ON t._file = s.f AND t._pos = s.p"
                 f" WHEN MATCHED THEN DELETE WHEN NOT MATCHED AND s.f IS NULL THEN INSERT ({names}) VALUES ({values})"
@@ -154,6 +149,22 @@ class MergeWriter:
                 yield view
             finally:
                 session.spark.catalog.dropTempView(view)
+
+
+@contextmanager
+def _staged(table: LakeTable) -> Iterator[str]:
+    """A branch to write to, made at the snapshot the handle shows; the table follows it only if it still is there.
+
+    Iceberg validates no append against concurrent commits, and a statement reads whatever is current when it starts.
+    """
+    start = table.snapshot_id
+    assert start is not None, "a table has the snapshot of its copy"
+    # A name of its own: what a dead attempt writes late to its branch must not come along with ours.
+    table.remove_branches(table.branches(STAGING))
+    branch = f"{STAGING}{uuid.uuid4().hex}"
+    table.create_branch(branch, start)
+    yield f"{table.identifier}.`branch_{branch}`"
+    table.publish_branch(branch)
 
 
 def _with_flag(net: NetChanges, flag: str) -> pa.Table:
