@@ -31,6 +31,7 @@ class MirrorDestination(Destination):
         self.batches: list[EventBatch] = []
         self.shutdowns = 0
         self.before_copy: Callable[[TableRows], None] = lambda rows: None
+        self.during_copy: Callable[[TableRows], None] = lambda rows: None
         self.before_events: Callable[[EventBatch], None] = lambda batch: None
         self._lock = threading.Lock()
 
@@ -56,7 +57,9 @@ class MirrorDestination(Destination):
         name = replicated_table_schema.name.name
         key = _key(replicated_table_schema)
         rows: dict[Any, TableRow] = {}
-        for row in table_rows.rows():
+        for number, row in enumerate(table_rows.rows()):
+            if number == 0:
+                self.during_copy(table_rows)
             assert row[key] not in rows, "a row was copied twice"
             rows[row[key]] = row
         with self._lock:

@@ -356,14 +356,21 @@ def test_types_without_a_binary_decoder_arrive_as_their_text(database: Database)
         assert run.mirror.tables["odd"] == {row[0]: row for row in expected}
 
 
-def test_vacuum_full_and_a_rewriting_alter_wait_for_the_copy_and_the_tables_end_equal(shop: Database) -> None:
-    mirror, begun, release = MirrorDestination(), threading.Event(), threading.Event()
+@pytest.mark.parametrize("moment", ["while it reads", "before it reads"])
+def test_vacuum_full_and_a_rewriting_alter_during_a_copy_end_equal(shop: Database, moment: str) -> None:
+    """While ranges are read the statements wait for the copy; before, copy and statements would wait for each other."""
+    mirror, release = MirrorDestination(), threading.Event()
+    both = threading.Barrier(3)
 
     def block(rows: TableRows) -> None:
-        begun.set()
-        assert release.wait(60)
+        if not release.is_set():
+            both.wait(30)
+            assert release.wait(60)
 
-    mirror.before_copy = block
+    if moment == "while it reads":
+        mirror.during_copy = block
+    else:
+        mirror.before_copy = block
     shop.execute("delete from orders where id % 2 = 0")
     statements = ["vacuum full orders", "alter table items alter column counter type bigint"]
 
@@ -372,8 +379,7 @@ def test_vacuum_full_and_a_rewriting_alter_wait_for_the_copy_and_the_tables_end_
             connection.execute(statement)  # type: ignore[arg-type]
 
     with running(shop, mirror) as run:
-        assert begun.wait(30)
-        run.wait_states("data_sync", 2)
+        both.wait(30)
         threads = [threading.Thread(target=execute, args=(statement,)) for statement in statements]
         for thread in threads:
             thread.start()
@@ -382,11 +388,15 @@ def test_vacuum_full_and_a_rewriting_alter_wait_for_the_copy_and_the_tables_end_
         release.set()
         for thread in threads:
             thread.join()
+        copied = list(mirror.copies)
         shop.execute("update items set counter = counter + 1 where id <= 3")
-        run.wait_for(lambda: mirror.copies.count("items") >= 2)
+        run.wait_for(lambda: mirror.copies.count("items") >= (2 if moment == "while it reads" else 1))
         run.wait_states("ready", 2)
         run.wait_caught_up()
         run.assert_equal("orders", "items")
+        if moment == "while it reads":
+            assert sorted(copied) == ["items", "orders"], "the statements did not wait for the copies"
+            assert mirror.copies.count("orders") == 1
 
 
 def test_start_reports_all_findings_at_once(database: Database) -> None:

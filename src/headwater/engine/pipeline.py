@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _WATCH_SECONDS = 1.0
+_PATIENCE_SECONDS = 20.0
+"""How long table sync workers may take to stop. One that waits for a lock of somebody else's has nothing to finish."""
 
 
 class Pipeline:
@@ -155,9 +157,9 @@ class Pipeline:
             self._stop.set()
             worker.wake()
             # After a lost JVM nothing of a write can end in order; the threads die with the process.
-            patience = 2.0 if isinstance(self._error, SparkLost) else None
-            apply_thread.join(patience)
-            pool.join(patience)
+            lost = isinstance(self._error, SparkLost)
+            apply_thread.join(2.0 if lost else None)
+            pool.join(2.0 if lost else _PATIENCE_SECONDS)
             self._close()
             self._ended.set()
 

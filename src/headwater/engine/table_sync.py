@@ -27,17 +27,17 @@ from headwater.engine.ownership import SyncOwnership, needs_text
 from headwater.engine.retry import WORLD, Backoff
 from headwater.engine.run import Run
 from headwater.engine.slot_stream import SlotStream
+from headwater.engine.slot_watch import SlotWatch
 from headwater.errors import HeadwaterError, Retry, SchemaError, ShutdownRequested, SparkLost
 from headwater.events import EventBatch, TableRows
 from headwater.lsn import EndLsn
 from headwater.schema.table import ReplicatedTableSchema, SnapshotId, quote_identifier
 from headwater.source.catalog import load_table_schemas
 from headwater.source.copy_read import copy_batches
-from headwater.source.exported_snapshot import TableLock, table_lock
+from headwater.source.exported_snapshot import TableLock, table_lock, waits_for_each_other
 from headwater.source.publication import PublishedTable
 from headwater.source.server import flush_lsn
 from headwater.source.session import Connection, connect
-from headwater.source.slot_check import blockers
 from headwater.source.slots import drop_slot, sync_slot_name
 from headwater.states import DATA_SYNC, FINISHED_COPY, INIT, SYNC_WAIT, Actor, Phase, sync_done
 from headwater.wire.connection import WireConnection
@@ -47,12 +47,17 @@ log = logging.getLogger(__name__)
 
 _CLOSE_BYTES = 1 << 20
 """So near to the server's position that the rest is a matter of milliseconds."""
-_BLOCKED_AFTER_SECONDS = 5.0
 _LOOK_SECONDS = 0.2
 
 
 class SchemaChangedMeanwhile(HeadwaterError):
     """The table's schema changed between its copy and its hand-off: the copy starts again at once."""
+
+    default_retry = Retry.TIMED
+
+
+class GaveWay(HeadwaterError):
+    """A statement on the source wants the table for itself and we were in each other's way: it goes first."""
 
     default_retry = Retry.TIMED
 
@@ -142,7 +147,7 @@ class TableSyncWorker:
     def _copy(self, admin: Connection) -> tuple[_Slot, ReplicatedTableSchema]:
         run = self._run_
         with table_lock(self._settings, [self._table.id]) as lock:
-            slot = self._make_slot(admin)
+            slot = self._make_slot(admin, lock)
             try:
                 found = load_table_schemas(
                     lock.connection, [self._table.id], run.config.publication_name, SnapshotId(slot.start.value)
@@ -162,19 +167,23 @@ class TableSyncWorker:
                 raise
             return slot, schema
 
-    def _make_slot(self, admin: Connection) -> _Slot:
+    def _make_slot(self, admin: Connection, lock: TableLock) -> _Slot:
         connection = WireConnection.connect(self._settings, replication=True)
         made = threading.Event()
+        watch = SlotWatch(self._run_, self._table, admin, lock.backend_pid, self._slot_name, connection)
         watcher = threading.Thread(
-            target=self._say_who_blocks, args=(admin, made), name=f"headwater-wait-{self._slot_name}", daemon=True
+            target=watch.run, args=(made,), name=f"headwater-wait-{self._slot_name}", daemon=True
         )
         watcher.start()
         try:
             command = f"CREATE_REPLICATION_SLOT {quote_identifier(self._slot_name)} LOGICAL pgoutput"
             export = " (SNAPSHOT 'export')" if connection.server_version >= 150000 else " EXPORT_SNAPSHOT"
             row = connection.query(command + export)[0]
-        except BaseException:
+        except HeadwaterError:
             connection.close()
+            self._run_.raise_if_stopped()
+            if watch.gave_way:
+                raise self._gave_way() from None
             raise
         finally:
             made.set()
@@ -184,13 +193,12 @@ class TableSyncWorker:
         assert snapshot is not None
         return _Slot(connection, self._slot_name, EndLsn.parse(start), snapshot)
 
-    def _say_who_blocks(self, admin: Connection, made: threading.Event) -> None:
-        while not made.wait(_BLOCKED_AFTER_SECONDS):
-            try:
-                names = "; ".join(str(blocker) for blocker in blockers(admin)) or "transactions that have just begun"
-            except HeadwaterError:
-                return
-            log.warning("table %s: making its slot waits for %s", self._table.name, names)
+    def _gave_way(self) -> GaveWay:
+        return GaveWay(
+            f"a statement that wants {self._table.name} for itself came in the way of its copy",
+            detail="it waited for our lock, and we for it",
+            hint="Nothing is to be done: the statement goes first, and the copy starts again after it.",
+        )
 
     def _write_rows(self, lock: TableLock, slot: _Slot, schema: ReplicatedTableSchema) -> None:
         run, settings = self._run_, self._settings
@@ -212,7 +220,7 @@ class TableSyncWorker:
         )
         try:
             self._await_copy(pending, lock, copying)
-        except ShutdownRequested:
+        except (ShutdownRequested, GaveWay):
             copying.cancel()
             raise
         lock.check()
@@ -227,6 +235,8 @@ class TableSyncWorker:
             copying.report()
             if time.monotonic() - looked > 1.0:
                 lock.check()
+                if waits_for_each_other(lock.connection, self._slot_name, lock.backend_pid):
+                    raise self._gave_way()
                 looked = time.monotonic()
         pending.raise_if_failed()
 
@@ -313,7 +323,7 @@ class TableSyncWorker:
         state = run.board.get(self._table.id)
         if state is None:
             return
-        if isinstance(error, (*WORLD, SchemaChangedMeanwhile)):
+        if isinstance(error, (*WORLD, SchemaChangedMeanwhile, GaveWay)):
             self.wait_seconds = 0.0 if isinstance(error, SchemaChangedMeanwhile) else 1.0
             if state.phase not in (Phase.INIT, Phase.DATA_SYNC):
                 run.board.move(self._table.id, INIT, Actor.TABLE_SYNC)

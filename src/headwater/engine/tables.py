@@ -51,9 +51,10 @@ class TableSyncPool:
             self._active[table_id] = (worker, thread)
             thread.start()
 
-    def join(self, timeout_seconds: float | None) -> None:
+    def join(self, timeout_seconds: float) -> None:
+        deadline = time.monotonic() + timeout_seconds
         for _, thread in self._active.values():
-            thread.join(timeout_seconds)
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def _run_worker(self, worker: TableSyncWorker) -> None:
         try:

@@ -33,6 +33,12 @@ _UNLOCKED_LEAVES = """
 SELECT count(*) FROM pg_partition_tree(%s) t WHERE t.isleaf AND NOT EXISTS (
     SELECT FROM pg_locks l WHERE l.pid = pg_backend_pid() AND l.granted AND l.relation = t.relid)
 """
+_IN_THE_WAY = """
+SELECT DISTINCT ahead.pid
+FROM pg_stat_activity ours CROSS JOIN LATERAL unnest(pg_blocking_pids(ours.pid)) AS ahead(pid)
+WHERE ours.application_name = %(application_name)s AND ours.pid <> %(lock_pid)s
+  AND %(lock_pid)s = ANY (pg_blocking_pids(ahead.pid))
+"""
 _ATTEMPTS = 5
 
 
@@ -124,6 +130,17 @@ def lock_tables(connection: Connection, table_ids: Sequence[TableId]) -> None:
         detail=f"{_ATTEMPTS} attempts in a row met another name.",
         hint="Start the copy again when the renaming is over.",
     )
+
+
+def waits_for_each_other(connection: Connection, application_name: str, lock_pid: int) -> list[int]:
+    """Who waits for the lock that `lock_pid` holds while a session of ours waits for them: nobody would ever go on.
+
+    A statement that wants the table for itself queues behind our lock; a range that starts after it queues behind the
+    statement, and so does the making of a slot, which waits for every transaction. Postgres sees no deadlock, since only
+    we know that the sessions belong together.
+    """
+    parameters = {"application_name": application_name, "lock_pid": lock_pid}
+    return [row[0] for row in fetch_all(connection, _IN_THE_WAY, parameters, doing="looking for waiting statements")]
 
 
 @contextmanager

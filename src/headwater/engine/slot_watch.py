@@ -1,0 +1,62 @@
+"""Beside the making of a slot, which waits for every open transaction without a word: says for whom, and gives way."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from headwater.engine.run import Run
+from headwater.errors import HeadwaterError
+from headwater.source.exported_snapshot import waits_for_each_other
+from headwater.source.publication import PublishedTable
+from headwater.source.session import Connection
+from headwater.source.slot_check import blockers
+from headwater.wire.connection import WireConnection
+
+log = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 0.5
+_SAY_AFTER_SECONDS = 5.0
+
+
+class SlotWatch:
+    """Runs in a thread of its own while the slot is made; cancels the making on a stop, or to let a statement go first."""
+
+    def __init__(
+        self,
+        run: Run,
+        table: PublishedTable,
+        admin: Connection,
+        lock_pid: int,
+        application_name: str,
+        making: WireConnection,
+    ) -> None:
+        self._run_ = run
+        self._table = table
+        self._admin = admin
+        self._lock_pid = lock_pid
+        self._application_name = application_name
+        self._making = making
+        self.gave_way = False
+
+    def run(self, made: threading.Event) -> None:
+        said = time.monotonic()
+        try:
+            while not made.wait(_LOOK_SECONDS):
+                if self._run_.stop.is_set():
+                    self._making.cancel()
+                    return
+                if waits_for_each_other(self._admin, self._application_name, self._lock_pid):
+                    self.gave_way = True
+                    self._making.cancel()
+                    return
+                if time.monotonic() - said >= _SAY_AFTER_SECONDS:
+                    said = time.monotonic()
+                    self._say()
+        except HeadwaterError as error:
+            log.info("table %s: nobody can say what its slot waits for: %s", self._table.name, error.message)
+
+    def _say(self) -> None:
+        names = "; ".join(str(blocker) for blocker in blockers(self._admin)) or "transactions that have just begun"
+        log.warning("table %s: making its slot waits for %s", self._table.name, names)
