@@ -7,6 +7,7 @@ before it asks for the hand-off, so that the apply worker's pause is short.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 import uuid
@@ -47,6 +48,8 @@ log = logging.getLogger(__name__)
 
 _CLOSE_BYTES = 1 << 20
 """So near to the server's position that the rest is a matter of milliseconds."""
+_STILL_GAINING = 0.7
+"""Under steady traffic the distance shrinks to what is committed during one write, and no further: then is the time to ask."""
 _LOOK_SECONDS = 0.2
 
 
@@ -244,12 +247,14 @@ class TableSyncWorker:
 
     def _follow(self, stream: SlotStream, slot: _Slot, schema: ReplicatedTableSchema, admin: Connection) -> EndLsn:
         decoder, ownership = PgOutputDecoder(), SyncOwnership(schema, slot.start)
-        position, asked = slot.start, 0.0
+        position, asked, distance = slot.start, 0.0, math.inf
         while True:
             self._run_.raise_if_stopped()
             for chunk in stream.take():
                 decoder.feed(chunk.data)
-            position = max(position, self._apply(decoder, ownership, stream) or position)
+            moved = self._apply(decoder, ownership, stream)
+            if moved is not None:
+                position = max(position, moved)
             state = self._run_.board.get(self._table.id)
             if state is None:
                 raise ShutdownRequested("the table left the publication", hint="Nothing is to be done.")
@@ -257,8 +262,10 @@ class TableSyncWorker:
                 return position
             if time.monotonic() - asked > _LOOK_SECONDS:
                 asked = time.monotonic()
-                if state.phase is Phase.FINISHED_COPY and flush_lsn(admin).value - position.value < _CLOSE_BYTES:
-                    self._run_.board.move(self._table.id, SYNC_WAIT, Actor.TABLE_SYNC)
+                if state.phase is Phase.FINISHED_COPY:
+                    before, distance = distance, flush_lsn(admin).value - position.value
+                    if distance < _CLOSE_BYTES or (moved is not None and distance > before * _STILL_GAINING):
+                        self._run_.board.move(self._table.id, SYNC_WAIT, Actor.TABLE_SYNC)
                 stream.request_reply()
             self._bell.wait(_LOOK_SECONDS)
 

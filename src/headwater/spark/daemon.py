@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import importlib
 import sys
+from typing import Any
 
 from pyspark import daemon
 
 _invalidate_caches = importlib.invalidate_caches
 _seen: list[str] = []
+_worker: Any = daemon.worker
+_CLOSED = 1
 
 
 def invalidate_when_the_path_changed() -> None:
@@ -25,9 +28,18 @@ def invalidate_when_the_path_changed() -> None:
         _invalidate_caches()
 
 
+def worker_until_closed(sock: Any, authenticated: Any) -> int:
+    """What replaces `daemon.worker`: Spark closes workers that were idle for a minute, which is no failure to print."""
+    try:
+        return int(_worker(sock, authenticated))
+    except (BrokenPipeError, ConnectionResetError):
+        return _CLOSED
+
+
 def main() -> None:
     # One replacement before the fork, so that every worker has it, whatever module of pyspark it runs.
     importlib.invalidate_caches = invalidate_when_the_path_changed
+    daemon.worker = worker_until_closed
     daemon.manager()  # type: ignore[no-untyped-call]
 
 
