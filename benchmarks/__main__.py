@@ -7,10 +7,10 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import copy, drain, freshness
+from benchmarks import copy, drain, freshness, ready
 from benchmarks.setting import setting
 
-BENCHMARKS = {"freshness": freshness.run, "drain": drain.run, "copy": copy.run}
+BENCHMARKS = {"ready": ready.run, "freshness": freshness.run, "drain": drain.run, "copy": copy.run}
 
 
 def main(names: list[str]) -> int:
@@ -27,7 +27,7 @@ def main(names: list[str]) -> int:
                 verdict = "" if figure.met is None else "met" if figure.met else "missed"
                 failed = failed or figure.met is False
                 table.add_row(figure.what, figure.value, figure.ratio, figure.mark, verdict)
-    Console().print(table)
+    Console(width=max(120, Console().width)).print(table)
     return 1 if failed else 0
 
 
