@@ -96,6 +96,8 @@ TRANSITIONS: dict[tuple[Phase, Actor], frozenset[Phase]] = {
     (Phase.ERRORED, Actor.PIPELINE): frozenset({Phase.INIT}),
     (Phase.DATA_SYNC, Actor.PIPELINE): frozenset({Phase.INIT}),
     (Phase.FINISHED_COPY, Actor.PIPELINE): frozenset({Phase.INIT}),
+    (Phase.SYNC_WAIT, Actor.PIPELINE): frozenset({Phase.INIT}),
+    (Phase.CATCHUP, Actor.PIPELINE): frozenset({Phase.INIT}),
     **{(phase, Actor.USER): frozenset({Phase.INIT}) for phase in Phase},
 }
 

@@ -20,10 +20,11 @@ from headwater.engine.ownership import ApplyOwnership, TextNeeded
 from headwater.engine.retry import WORLD, Backoff, is_worth_retrying
 from headwater.engine.run import Run
 from headwater.engine.slot_stream import SlotStream
-from headwater.errors import ConnectError, ConnectionLost, HeadwaterError, ShutdownRequested, SlotError, ValueOutOfRange
+from headwater.errors import HeadwaterError, ShutdownRequested, ValueOutOfRange
 from headwater.events import EventBatch
 from headwater.lsn import ZERO, EndLsn
 from headwater.schema.table import TableId
+from headwater.source.slot_errors import ahead_of_server, other_system
 from headwater.source.slots import apply_slot_name
 from headwater.states import INIT, READY, Actor, Phase, catchup, errored
 from headwater.wire.connection import WireConnection
@@ -74,7 +75,8 @@ class ApplyWorker:
                 self._step()
             self._drain()
         except ShutdownRequested:
-            self._drain()
+            # Interrupted while waiting to write a batch again: sealing what came after it would confirm past it.
+            pass
         finally:
             self._disconnect()
 
@@ -92,10 +94,13 @@ class ApplyWorker:
             log.info("following the slot in text form from now on: %s", reason)
             self._ownership.binary = False
             self._settle_and_reconnect()
-        except (ConnectionLost, ConnectError, SlotError) as error:
+        except ShutdownRequested:
+            raise
+        except HeadwaterError as error:
             if not is_worth_retrying(error):
                 raise
-            self._wait_for_server(error)
+            # Always with a new connection: whatever was sealed and not handed on comes again.
+            self._wait_and_reconnect(error)
 
     # Connection
 
@@ -103,6 +108,7 @@ class ApplyWorker:
         run = self._run_
         connection = WireConnection.connect(run.settings, replication=True)
         try:
+            self._check_lineage(connection)
             options = run.stream_options(self._ownership.binary)
             self._stream = SlotStream(connection, self._slot, self._confirmed, options, self._bell)
         except BaseException:
@@ -115,6 +121,16 @@ class ApplyWorker:
         self._backoff.reset()
         run.progress.waiting(None)
 
+    def _check_lineage(self, connection: WireConnection) -> None:
+        """A server that is another one, or behind us, would skip what it commits up to our position (invariant 10)."""
+        (found,) = connection.query("IDENTIFY_SYSTEM")
+        expected = self._run_.server.system_identifier
+        if found["systemid"] != expected:
+            raise other_system(self._slot, expected, str(found["systemid"]))
+        flushed = EndLsn.parse(found["xlogpos"] or "")
+        if flushed < self._confirmed:
+            raise ahead_of_server(self._slot, self._confirmed, flushed)
+
     def _disconnect(self) -> None:
         if self._stream is not None:
             stream, self._stream = self._stream, None
@@ -125,10 +141,10 @@ class ApplyWorker:
         self._await_write()
         self._disconnect()
 
-    def _wait_for_server(self, error: HeadwaterError) -> None:
+    def _wait_and_reconnect(self, error: HeadwaterError) -> None:
         seconds = self._backoff.next_seconds()
-        log.warning("the source is away, trying again in %.1f s: %s", seconds, error.message)
-        self._run_.progress.waiting(f"the source: {error.message}")
+        log.warning("following the slot again in %.1f s: %s", seconds, error.message)
+        self._run_.progress.waiting(error.message)
         self._settle_and_reconnect()
         self._run_.pause(seconds)
 
@@ -179,11 +195,15 @@ class ApplyWorker:
                 log.error("table %s: %s", self._run_.board.name(table), error)
                 self._run_.progress.error(str(error))
                 self._run_.board.move(table, errored(error), Actor.APPLY)
+        if changes is None:
+            return None
+        batch, changed = EventBatch.of(changes), self._ownership.take_changed()
         # Recorded before the batch is: once progress is past the change of schema, nothing else would bring the table back.
-        for table in self._ownership.take_changed():
+        for table in changed & self._run_.board.in_phase(Phase.READY, Phase.SYNC_DONE).keys():
             log.warning("table %s: its schema changed, copying it again", self._run_.board.name(table))
             self._run_.board.move(table, INIT, Actor.APPLY)
-        return EventBatch.of(changes) if changes is not None else None
+        # What came before the change is in the new copy as well; writing it now would meet that copy's own writes.
+        return batch.without(changed)
 
     def _hand_to_destination(self, batch: EventBatch) -> None:
         destination = self._run_.destination
@@ -254,7 +274,7 @@ class ApplyWorker:
         """Answer tables that wait for their turn, and take over those whose copy has come as far as we have."""
         board = self._run_.board
         for table in board.in_phase(Phase.SYNC_WAIT):
-            board.move(table, catchup(self._position), Actor.APPLY)
+            board.move_from(Phase.SYNC_WAIT, table, catchup(self._position), Actor.APPLY)
         waiting = board.in_phase(Phase.CATCHUP)
         if bool(waiting) != self._paused:
             self._paused = bool(waiting)
@@ -262,8 +282,8 @@ class ApplyWorker:
             self._run_.progress.waiting(f"the copy of {names} to catch up" if waiting else None)
         for table, state in board.in_phase(Phase.SYNC_DONE).items():
             if self._confirmed >= (state.lsn or ZERO):
-                board.move(table, READY, Actor.APPLY)
-                board.succeeded(table)
+                if board.move_from(Phase.SYNC_DONE, table, READY, Actor.APPLY):
+                    board.succeeded(table)
             elif self._stream is not None and time.monotonic() - self._asked_at > _LOOK_SECONDS:
                 # Without traffic the server says how far it is only when asked.
                 self._asked_at = time.monotonic()

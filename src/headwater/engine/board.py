@@ -27,6 +27,7 @@ class Board:
         self._store = store
         self._progress = progress
         self._lock = threading.Lock()
+        self._changing = threading.Lock()
         self._states: dict[TableId, TableState] = {}
         self._names: dict[TableId, TableName] = {}
         self._failures: dict[TableId, int] = {}
@@ -74,20 +75,30 @@ class Board:
 
     def move(self, table_id: TableId, state: TableState, actor: Actor) -> None:
         """Change a table's state: checked, recorded if it is of the recorded kind, then visible to all."""
-        with self._lock:
-            before = self._states.get(table_id)
-        if before is None:
-            return
-        check_transition(table_id, before, state, actor)
-        if state.persisted:
-            self._store.update_table_state(table_id, state)
-        with self._lock:
-            if table_id not in self._states:
-                return
-            self._states[table_id] = state
+        self._move(None, table_id, state, actor)
+
+    def move_from(self, phase: Phase, table_id: TableId, state: TableState, actor: Actor) -> bool:
+        """The same, only if the table still is in `phase`: its worker may have failed since somebody looked."""
+        return self._move(phase, table_id, state, actor)
+
+    def _move(self, expected: Phase | None, table_id: TableId, state: TableState, actor: Actor) -> bool:
+        # One change at a time, from the look to the record: two that both passed the check could not both be right.
+        with self._changing:
+            with self._lock:
+                before = self._states.get(table_id)
+            if before is None or (expected is not None and before.phase is not expected):
+                return False
+            check_transition(table_id, before, state, actor)
+            if state.persisted:
+                self._store.update_table_state(table_id, state)
+            with self._lock:
+                if table_id not in self._states:
+                    return False
+                self._states[table_id] = state
         log.info("table %s: %s -> %s", self.name(table_id), before, state)
         self._progress.table_state(table_id, self.name(table_id), str(state))
         self._tell()
+        return True
 
     def fail(self, table_id: TableId, error: HeadwaterError, config: PipelineConfig, actor: Actor) -> None:
         """Record a table's error with its policy: tried again later while the budget lasts, then left to a person."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from headwater.config.pipeline import PipelineConfig
@@ -158,10 +159,12 @@ class Pipeline:
             worker.wake()
             # After a lost JVM nothing of a write can end in order; the threads die with the process.
             lost = isinstance(self._error, SparkLost)
-            apply_thread.join(2.0 if lost else None)
-            pool.join(2.0 if lost else _PATIENCE_SECONDS)
-            self._close()
-            self._ended.set()
+            try:
+                apply_thread.join(2.0 if lost else None)
+                pool.join(2.0 if lost else _PATIENCE_SECONDS)
+                self._close()
+            finally:
+                self._ended.set()
 
     def _run_apply(self, worker: ApplyWorker) -> None:
         try:
@@ -204,12 +207,16 @@ class Pipeline:
     def _close(self) -> None:
         if self._destination_started:
             self._destination_started = False
-            try:
-                self._destination.shutdown()
-            except Exception as error:
-                log.warning("the destination's shutdown failed: %s", error)
-        self._store.close()
-        self._lock.release()
+            self._end("the destination's shutdown", self._destination.shutdown)
+        self._end("closing the store", self._store.close)
+        self._end("releasing the pipeline's lock", self._lock.release)
+
+    @staticmethod
+    def _end(what: str, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:
+            log.warning("%s failed: %s", what, error)
 
 
 def _as_headwater(error: Exception) -> HeadwaterError:

@@ -36,7 +36,7 @@ from headwater.schema.table import ReplicatedTableSchema, SnapshotId, quote_iden
 from headwater.source.catalog import load_table_schemas
 from headwater.source.copy_read import copy_batches
 from headwater.source.exported_snapshot import TableLock, table_lock, waits_for_each_other
-from headwater.source.publication import PublishedTable
+from headwater.source.publication import PublishedTable, published_tables
 from headwater.source.server import flush_lsn
 from headwater.source.session import Connection, connect
 from headwater.source.slots import drop_slot, sync_slot_name
@@ -51,6 +51,7 @@ _CLOSE_BYTES = 1 << 20
 _STILL_GAINING = 0.7
 """Under steady traffic the distance shrinks to what is committed during one write, and no further: then is the time to ask."""
 _LOOK_SECONDS = 0.2
+_SETTLE_SECONDS = 30.0
 
 
 class SchemaChangedMeanwhile(HeadwaterError):
@@ -152,6 +153,9 @@ class TableSyncWorker:
         with table_lock(self._settings, [self._table.id]) as lock:
             slot = self._make_slot(admin, lock)
             try:
+                # Read again under the lock: row filter and column list may be others than when the table joined.
+                published = {t.id: t for t in published_tables(lock.connection, run.config.publication_name)}
+                self._table = published.get(self._table.id, self._table)
                 found = load_table_schemas(
                     lock.connection, [self._table.id], run.config.publication_name, SnapshotId(slot.start.value)
                 )
@@ -173,7 +177,7 @@ class TableSyncWorker:
     def _make_slot(self, admin: Connection, lock: TableLock) -> _Slot:
         connection = WireConnection.connect(self._settings, replication=True)
         made = threading.Event()
-        watch = SlotWatch(self._run_, self._table, admin, lock.backend_pid, self._slot_name, connection)
+        watch = SlotWatch(self._run_, f"table {self._table.name}", admin, lock.backend_pid, self._slot_name, connection)
         watcher = threading.Thread(
             target=watch.run, args=(made,), name=f"headwater-wait-{self._slot_name}", daemon=True
         )
@@ -223,8 +227,11 @@ class TableSyncWorker:
         )
         try:
             self._await_copy(pending, lock, copying)
-        except (ShutdownRequested, GaveWay):
+        except HeadwaterError as error:
             copying.cancel()
+            if not isinstance(error, ShutdownRequested):
+                # The attempt ends for certain before another may begin (invariant 6).
+                pending.settle(_SETTLE_SECONDS)
             raise
         lock.check()
         copying.finished()
@@ -285,25 +292,28 @@ class TableSyncWorker:
             )
         batch = EventBatch.of(changes)
         if batch.tables:
-            self._write_events(batch)
-            run.store.upsert_replication_progress(WorkerType(self._table.id), batch.end_lsn)
+            self._persist(lambda: self._write_events(batch))
+            worker = WorkerType(self._table.id)
+            self._persist(lambda: run.store.upsert_replication_progress(worker, batch.end_lsn))
         stream.confirm(batch.end_lsn)
         return batch.end_lsn
 
     def _write_events(self, batch: EventBatch) -> None:
-        run, backoff = self._run_, Backoff(0.5)
-        write = run.destination.write_events
+        write = self._run_.destination.write_events
+        name = f"headwater-catchup-{self._table.name}"
+        call(name, WriteEventsResult(), lambda result: write(batch, result)).wait(self._run_.stop)
+
+    def _persist(self, work: Callable[[], object]) -> None:
+        """Do it again while the destination or the store is away: that is no reason to throw a finished copy away."""
+        backoff = Backoff(0.5)
         while True:
-            pending = call(
-                f"headwater-catchup-{self._table.name}", WriteEventsResult(), lambda result: write(batch, result)
-            )
             try:
-                pending.wait(run.stop)
+                work()
                 return
             except WORLD as error:
                 seconds = backoff.next_seconds()
-                log.warning("table %s: writing failed, trying again in %.1f s: %s", self._table.name, seconds, error)
-                run.pause(seconds)
+                log.warning("table %s: trying again in %.1f s: %s", self._table.name, seconds, error)
+                self._run_.pause(seconds)
 
     # Failure
 
@@ -331,7 +341,7 @@ class TableSyncWorker:
         if state is None:
             return
         if isinstance(error, (*WORLD, SchemaChangedMeanwhile, GaveWay)):
-            self.wait_seconds = 0.0 if isinstance(error, SchemaChangedMeanwhile) else 1.0
+            self.wait_seconds = 1.0
             if state.phase not in (Phase.INIT, Phase.DATA_SYNC):
                 run.board.move(self._table.id, INIT, Actor.TABLE_SYNC)
             elif state.phase is Phase.DATA_SYNC:

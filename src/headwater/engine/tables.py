@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from headwater.engine.bell import Bell
 from headwater.engine.run import Run
 from headwater.engine.table_sync import TableSyncWorker
-from headwater.errors import HeadwaterError, Retry
+from headwater.errors import HeadwaterError, Retry, StoreUnavailable
 from headwater.schema.table import TableId
 from headwater.source.publication import PublishedTable
 from headwater.source.session import connect
@@ -21,6 +21,8 @@ from headwater.states import INIT, Actor, Phase, TableState
 log = logging.getLogger(__name__)
 
 _DROP_AGAIN_SECONDS = 2.0
+_WITHOUT_WORKER = frozenset({Phase.DATA_SYNC, Phase.FINISHED_COPY, Phase.SYNC_WAIT, Phase.CATCHUP})
+"""A worker's phases: a table found in one of them without a worker lost it while the store was away."""
 
 
 class TableSyncPool:
@@ -93,8 +95,13 @@ class TableSyncPool:
                 continue
             if time.monotonic() < self._not_before.get(table_id, 0.0):
                 continue
-            if state.phase is Phase.ERRORED and _retry_is_due(state):
-                self._run.board.move(table_id, INIT, Actor.PIPELINE)
+            if state.phase in _WITHOUT_WORKER or (state.phase is Phase.ERRORED and _retry_is_due(state)):
+                try:
+                    self._run.board.move_from(state.phase, table_id, INIT, Actor.PIPELINE)
+                except StoreUnavailable as error:
+                    log.info("table %s is tried again once the store is back: %s", table_id, error.message)
+                    self._not_before[table_id] = time.monotonic() + _DROP_AGAIN_SECONDS
+                    continue
                 due.append(table_id)
             elif state.phase is Phase.INIT:
                 due.append(table_id)
