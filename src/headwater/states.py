@@ -6,7 +6,7 @@ from `Errored` leads through `Init` and a new copy (invariant 15).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -52,6 +52,9 @@ class TableState:
     reason: str = ""
     solution: str = ""
     retry_policy: RetryPolicy | None = None
+    membership: str = field(default="", compare=False)
+    """What made the table a member of the publication when it was copied; empty where nobody knows. Travels with the
+    state and tells no two states apart."""
 
     def __str__(self) -> str:
         return f"{self.phase.value}({self.lsn})" if self.lsn is not None else self.phase.value
@@ -138,6 +141,7 @@ def state_to_json(state: TableState) -> dict[str, Any]:
             "next_retry": policy.next_retry.isoformat() if policy.next_retry else None,
             "attempts": policy.attempts,
         },
+        "membership": state.membership,
     }
 
 
@@ -155,4 +159,5 @@ def state_from_json(value: dict[str, Any]) -> TableState:
             datetime.fromisoformat(retry["next_retry"]) if retry["next_retry"] else None,
             retry["attempts"],
         ),
+        membership=value.get("membership", ""),
     )

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from headwater.contracts.results import PendingResult, WriteEventsResult
 from headwater.contracts.stores import APPLY
 from headwater.engine.bell import Bell
+from headwater.engine.board import Board
 from headwater.engine.calls import call
 from headwater.engine.ownership import ApplyOwnership, TextNeeded
 from headwater.engine.retry import WORLD, Backoff, is_worth_retrying
@@ -171,7 +172,7 @@ class ApplyWorker:
     def _begin_write(self) -> None:
         if self._write is not None or self._paused or not self._is_due():
             return
-        batch = self._seal()
+        batch = self._cut()
         if batch is None:
             return
         self._filling_since = None
@@ -180,6 +181,13 @@ class ApplyWorker:
             self._hand_to_destination(batch)
         else:
             self._confirm(batch.end_lsn)
+
+    def _cut(self) -> EventBatch | None:
+        """Seal a batch. Whoever takes a table from us meanwhile finds it either left out or marked as being written."""
+        with self._run_.board.deciding:
+            batch = self._seal()
+            self._run_.board.writing(batch.tables if batch is not None else ())
+            return batch
 
     def _seal(self) -> EventBatch | None:
         while True:
@@ -224,6 +232,7 @@ class ApplyWorker:
         self._write_backoff.reset()
         self._record(write.batch.end_lsn)
         self._confirm(write.batch.end_lsn)
+        self._run_.board.writing(())
         newest = float(write.batch.transactions.commit_time_us[-1]) / 1e6 + _EPOCH_2000_SECONDS
         seconds = time.monotonic() - write.started
         self._run_.progress.batch_applied(write.batch.change_count, len(write.batch.tables), seconds, newest)
@@ -272,7 +281,10 @@ class ApplyWorker:
 
     def _hand_over(self) -> None:
         """Answer tables that wait for their turn, and take over those whose copy has come as far as we have."""
-        board = self._run_.board
+        with self._run_.board.deciding:
+            self._hand_over_decided(self._run_.board)
+
+    def _hand_over_decided(self, board: Board) -> None:
         for table in board.in_phase(Phase.SYNC_WAIT):
             board.move_from(Phase.SYNC_WAIT, table, catchup(self._position), Actor.APPLY)
         waiting = board.in_phase(Phase.CATCHUP)
@@ -300,7 +312,7 @@ class ApplyWorker:
             self._await_write()
             if self._run_.board.in_phase(Phase.CATCHUP):
                 return
-            batch = self._seal()
+            batch = self._cut()
             if batch is not None and batch.tables:
                 self._hand_to_destination(batch)
                 self._await_write()

@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from headwater.config.pipeline import InvalidatedSlotBehavior
 from headwater.contracts.stores import APPLY
 from headwater.engine.run import Run
 from headwater.engine.slot_watch import NO_LOCK, SlotWatch
 from headwater.lsn import EndLsn
-from headwater.schema.table import quote_identifier
+from headwater.schema.table import TableId, quote_identifier
+from headwater.source.membership import Membership
 from headwater.source.publication import PublishedTable
 from headwater.source.server import flush_lsn
 from headwater.source.session import Connection
@@ -103,7 +104,9 @@ def _create(run: Run, admin: Connection, name: str) -> EndLsn:
     return start
 
 
-def settle_states(run: Run, connection: Connection, tables: Sequence[PublishedTable]) -> None:
+def settle_states(
+    run: Run, connection: Connection, tables: Sequence[PublishedTable], members: Mapping[TableId, Membership]
+) -> None:
     """Take in the published tables, each as a crash would leave it; let go of those that left; drop leftover slots."""
     published = {table.id: table for table in tables}
     for table_id in list(run.store.get_table_states()):
@@ -113,8 +116,19 @@ def settle_states(run: Run, connection: Connection, tables: Sequence[PublishedTa
     for slot in sync_slots(connection, run.config.id):
         drop_slot(connection, slot.name)
     for table in tables:
+        # One that joined after the members were read has none yet; the first look finds its ties new and copies again.
+        member = members.get(table.id)
         state = run.store.get_table_state(table.id)
+        if state is not None and member is not None and _left_meanwhile(state, member):
+            log.warning("table %s: not all of its changes were published meanwhile, copying it again", table.name)
+            state = TableState(Phase.INIT)
+            run.store.update_table_state(table.id, state)
         if state is not None and AFTER_CRASH[state.phase] is not state.phase:
             state = TableState(AFTER_CRASH[state.phase])
             run.store.update_table_state(table.id, state)
-        run.board.load(table.id, table.name, state)
+        run.board.load(table.id, table.name, state, str(member) if member is not None else "")
+
+
+def _left_meanwhile(state: TableState, member: Membership) -> bool:
+    """Whether the table was copied under another membership: it left and came back, or its terms changed."""
+    return state.phase is not Phase.INIT and state.membership != "" and not member.continues(state.membership)

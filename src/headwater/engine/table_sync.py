@@ -12,6 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from headwater.contracts.results import (
@@ -78,9 +79,12 @@ class TableSyncWorker:
     """Runs in a thread of its own (`run`), once; the pipeline starts another for another attempt."""
 
     def __init__(self, run: Run, table: PublishedTable, on_fatal: Callable[[HeadwaterError], None]) -> None:
-        self._run_ = run
+        # With a stop of its own: a table that leaves, or is to be copied anew, is no reason for the others to stop.
+        self._run_ = replace(run, stop=run.stop.part())
+        self._whole_run = run
         self._table = table
         self._on_fatal = on_fatal
+        self._pending: PendingResult | None = None
         self._bell = Bell()
         self._slot_name = sync_slot_name(run.config.id, table.id)
         self._settings = replace(run.settings, application_name=self._slot_name)
@@ -89,8 +93,29 @@ class TableSyncWorker:
         self.left_slot: str | None = None
         """Set when the slot could not be dropped: somebody has to, or it holds WAL for ever."""
 
+    def stop(self) -> None:
+        """Ask for an end, from any thread. Nothing is recorded; the slot stays and is the pool's to drop."""
+        self._run_.stop.set()
+
     def run(self) -> None:
-        self._run_.board.listen(self._bell.ring)
+        ring = self._bell.ring
+        self._run_.board.listen(ring)
+        try:
+            self._attempt()
+        finally:
+            self._run_.board.unlisten(ring)
+            self._await_destination()
+
+    def _await_destination(self) -> None:
+        """Another attempt, or the end of the table, comes only after this one has left the destination.
+
+        At a stop of the whole run nobody comes after us, and nobody waits.
+        """
+        if self._pending is not None:
+            with suppress(HeadwaterError):
+                self._pending.wait(self._whole_run.stop)
+
+    def _attempt(self) -> None:
         try:
             self._sync()
         except ShutdownRequested:
@@ -145,7 +170,8 @@ class TableSyncWorker:
         old = run.stored_schema(self._table.id)
         if old is not None:
             drop = run.destination.drop_table_for_copy
-            call("headwater-drop", DropTableForCopyResult(), lambda result: drop(old, result)).wait(run.stop)
+            self._pending = call("headwater-drop", DropTableForCopyResult(), lambda result: drop(old, result))
+            self._pending.wait(run.stop)
         run.store.prepare_table_state_for_copy(self._table.id)
 
     def _copy(self, admin: Connection) -> tuple[_Slot, ReplicatedTableSchema]:
@@ -220,7 +246,7 @@ class TableSyncWorker:
             make_dataframe=lambda: copying.dataframe(settings, slot.exported_snapshot, schema),
             batches=lambda: copy_batches(settings, slot.exported_snapshot, plan, schema),
         )
-        pending = call(
+        pending = self._pending = call(
             f"headwater-copy-{self._table.name}",
             WriteTableRowsResult(),
             lambda result: copying.in_job_group(lambda: run.destination.write_table_rows(schema, rows, result)),
@@ -301,7 +327,8 @@ class TableSyncWorker:
     def _write_events(self, batch: EventBatch) -> None:
         write = self._run_.destination.write_events
         name = f"headwater-catchup-{self._table.name}"
-        call(name, WriteEventsResult(), lambda result: write(batch, result)).wait(self._run_.stop)
+        pending = self._pending = call(name, WriteEventsResult(), lambda result: write(batch, result))
+        pending.wait(self._run_.stop)
 
     def _persist(self, work: Callable[[], object]) -> None:
         """Do it again while the destination or the store is away: that is no reason to throw a finished copy away."""
