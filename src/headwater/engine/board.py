@@ -27,6 +27,8 @@ class Board:
         self._store = store
         self._progress = progress
         self._lock = threading.Lock()
+        self._moving = threading.Lock()
+        """Held from the check to the change: of two workers that move a table at once, the second sees the first's state."""
         self._states: dict[TableId, TableState] = {}
         self._names: dict[TableId, TableName] = {}
         self._failures: dict[TableId, int] = {}
@@ -72,27 +74,31 @@ class Board:
         with self._lock:
             return {table: state for table, state in self._states.items() if state.phase in phases}
 
-    def move(self, table_id: TableId, state: TableState, actor: Actor) -> None:
-        """Change a table's state: checked, recorded if it is of the recorded kind, then visible to all."""
-        with self._lock:
-            before = self._states.get(table_id)
-        if before is None:
-            return
-        check_transition(table_id, before, state, actor)
-        if state.persisted:
-            self._store.update_table_state(table_id, state)
-        with self._lock:
-            if table_id not in self._states:
-                return
-            self._states[table_id] = state
+    def move(self, table_id: TableId, state: TableState, actor: Actor, *, only_from: TableState | None = None) -> bool:
+        """Change a table's state: checked, recorded if it is of the recorded kind, then visible to all.
+
+        With `only_from`, nothing happens unless the table is still in that state: for an answer to what somebody else
+        asked, who may have given up meanwhile. Says whether the state is now the new one.
+        """
+        with self._moving:
+            before = self.get(table_id)
+            if before is None or (only_from is not None and before != only_from):
+                return False
+            check_transition(table_id, before, state, actor)
+            if state.persisted:
+                self._store.update_table_state(table_id, state)
+            with self._lock:
+                if table_id not in self._states:
+                    return False
+                self._states[table_id] = state
         log.info("table %s: %s -> %s", self.name(table_id), before, state)
         self._progress.table_state(table_id, self.name(table_id), str(state))
         self._tell()
+        return True
 
     def fail(self, table_id: TableId, error: HeadwaterError, config: PipelineConfig, actor: Actor) -> None:
         """Record a table's error with its policy: tried again later while the budget lasts, then left to a person."""
         attempts = self._failures.get(table_id, 0) + 1
-        self._failures[table_id] = attempts
         next_retry = None
         if error.retry is Retry.TIMED:
             if attempts > config.table_error_retry_max_attempts:
@@ -102,6 +108,8 @@ class Board:
                 wait.attempts = attempts - 1
                 next_retry = datetime.now(UTC) + timedelta(seconds=wait.next_seconds())
         self.move(table_id, errored(error, attempts=attempts, next_retry=next_retry), actor)
+        # Only now: an error that could not be recorded is recorded again, and is one attempt all the same.
+        self._failures[table_id] = attempts
 
     def succeeded(self, table_id: TableId) -> None:
         """Progress: the budget of attempts is whole again."""
