@@ -104,6 +104,14 @@ class PipelineConfig(Checked):
     table_error_retry_max_attempts: Annotated[
         int, Setting("Attempts without progress before a table waits for a person.", above=0)
     ] = 5
+    destination_deadline_ms: Annotated[
+        int | None,
+        Setting(
+            "How long the destination may take to complete one call, a whole copy included. After that the table waits for "
+            "a person, or the pipeline stops, since nobody knows what was written. Without it: as long as it takes.",
+            above=0,
+        ),
+    ] = None
     max_table_sync_workers: Annotated[int, Setting("Tables that are copied side by side.", above=0)] = 4
     max_copy_connections_per_table: Annotated[int, Setting("Connections that read one table at once.", above=0)] = 4
     memory_refresh_interval_ms: Annotated[

@@ -1,16 +1,21 @@
 """The handle a destination completes to say that what it was given is durable.
 
 A handle is completed once, from any thread. One that nobody refers to any more without having been completed fails by
-itself: a destination that forgot it is a destination error, not a pipeline that waits for ever.
+itself: a destination that forgot it is a destination error, not a pipeline that waits for ever. Where a deadline is set, one
+that is not completed in time fails too, and what comes after that is ignored.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from headwater.errors import DestinationError, HeadwaterError, ShutdownRequested
+from headwater.errors import DestinationError, HeadwaterError, Retry, ShutdownRequested
+from headwater.schema.table import TableId
+
+_LOOK_SECONDS = 0.2
 
 
 class _Outcome:
@@ -20,13 +25,16 @@ class _Outcome:
         self._condition = threading.Condition()
         self._done = False
         self._error: HeadwaterError | None = None
+        self._table_errors: Mapping[TableId, HeadwaterError] = {}
         self._callbacks: list[Callable[[], None]] = []
 
-    def complete(self, error: HeadwaterError | None) -> bool:
+    def complete(
+        self, error: HeadwaterError | None, table_errors: Mapping[TableId, HeadwaterError] | None = None
+    ) -> bool:
         with self._condition:
             if self._done:
                 return False
-            self._done, self._error = True, error
+            self._done, self._error, self._table_errors = True, error, table_errors or {}
             callbacks, self._callbacks = self._callbacks, []
             self._condition.notify_all()
         for callback in callbacks:
@@ -49,6 +57,11 @@ class _Outcome:
     def error(self) -> HeadwaterError | None:
         with self._condition:
             return self._error
+
+    @property
+    def table_errors(self) -> Mapping[TableId, HeadwaterError]:
+        with self._condition:
+            return self._table_errors
 
     def wait(self, timeout_seconds: float | None = None) -> bool:
         with self._condition:
@@ -81,13 +94,16 @@ class Result:
 
     def failed(self, error: Exception) -> None:
         """Nothing may be taken as durable; the engine decides by `error.retry` what comes next."""
-        if not isinstance(error, HeadwaterError):
-            error = DestinationError(
-                f"the destination failed in {self.what}",
-                detail=f"{type(error).__name__}: {error}",
-                hint="Look at the destination's own log; the batch is tried again.",
-            )
-        self._outcome.complete(error)
+        self._outcome.complete(self._explained(error))
+
+    def _explained(self, error: Exception) -> HeadwaterError:
+        if isinstance(error, HeadwaterError):
+            return error
+        return DestinationError(
+            f"the destination failed in {self.what}",
+            detail=f"{type(error).__name__}: {error}",
+            hint="Look at the destination's own log; the batch is tried again.",
+        )
 
 
 class DropTableForCopyResult(Result):
@@ -101,16 +117,35 @@ class WriteTableRowsResult(Result):
 class WriteEventsResult(Result):
     what = "write_events"
 
+    def failed_tables(self, errors: Mapping[TableId, Exception]) -> None:
+        """The named tables failed, everything else of this call is durable.
+
+        For trouble that is a table's own: each of them is recorded as errored, by its error's `retry`, and comes back
+        through a new copy; the others go on. An error that says the destination is out of reach is nobody's own, and
+        the whole batch is tried again.
+        """
+        self._outcome.complete(None, {table: self._explained(error) for table, error in errors.items()})
+
 
 class PendingResult:
     """The engine's side of a handle."""
 
-    def __init__(self, result: Result) -> None:
+    def __init__(self, result: Result, deadline_seconds: float | None = None) -> None:
         self._outcome = result._outcome
+        self._what = result.what
+        self._deadline_seconds = deadline_seconds
+        self._started = time.monotonic()
 
     @property
     def done(self) -> bool:
+        """Whether it is completed, by the destination or by its deadline."""
+        self._look_at_deadline()
         return self._outcome.done
+
+    @property
+    def table_errors(self) -> Mapping[TableId, HeadwaterError]:
+        """The tables that failed by themselves, where the rest is durable."""
+        return self._outcome.table_errors
 
     def on_done(self, callback: Callable[[], None]) -> None:
         self._outcome.on_done(callback)
@@ -125,7 +160,26 @@ class PendingResult:
 
     def wait(self, stop: threading.Event | None = None) -> None:
         """Wait until completed; raise its error, or ShutdownRequested once `stop` is set."""
-        while not self._outcome.wait(0.2 if stop is not None else None):
+        watched = stop is not None or self._deadline_seconds is not None
+        while not self._outcome.wait(_LOOK_SECONDS if watched else None):
+            self._look_at_deadline()
             if stop is not None and stop.is_set():
                 raise ShutdownRequested("stopped while waiting for the destination", hint="Start the pipeline again.")
         self.raise_if_failed()
+
+    def _look_at_deadline(self) -> None:
+        """Fail the handle if its time is over.
+
+        Never tried again by itself: the destination may still be at it, and there is one call for a table at a time.
+        """
+        limit = self._deadline_seconds
+        if limit is None or time.monotonic() - self._started < limit or self._outcome.done:
+            return
+        self._outcome.complete(
+            DestinationError(
+                f"the destination missed the deadline of {self._what}",
+                detail=f"the result was not completed within {limit:g} s; whether anything was written is not known",
+                hint="See what the destination waits for, or raise destination_deadline_ms; then start the pipeline again.",
+                retry=Retry.MANUAL,
+            )
+        )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ from headwater.engine.bell import Bell
 from headwater.engine.board import Board
 from headwater.engine.calls import call
 from headwater.engine.ownership import ApplyOwnership, TextNeeded
-from headwater.engine.retry import WORLD, Backoff, is_worth_retrying
+from headwater.engine.retry import WORLD, Backoff, is_worth_retrying, raise_if_not_the_tables_own
 from headwater.engine.run import Run
 from headwater.engine.slot_stream import SlotStream
 from headwater.errors import HeadwaterError, ShutdownRequested, ValueOutOfRange
@@ -27,7 +28,7 @@ from headwater.lsn import ZERO, EndLsn
 from headwater.schema.table import TableId
 from headwater.source.slot_errors import ahead_of_server, other_system
 from headwater.source.slots import apply_slot_name
-from headwater.states import INIT, READY, Actor, Phase, catchup, errored
+from headwater.states import INIT, READY, Actor, Phase, TableState, catchup
 from headwater.wire.connection import WireConnection
 from headwater.wire.pgoutput import PgOutputDecoder
 
@@ -57,6 +58,7 @@ class ApplyWorker:
         self._position = start
         """Everything before it was handed to the destination or concerns nobody."""
         self._confirmed = start
+        self._recorded = ZERO
         self._stream: SlotStream | None = None
         self._decoder = PgOutputDecoder()
         self._write: _Write | None = None
@@ -176,7 +178,6 @@ class ApplyWorker:
         if batch is None:
             return
         self._filling_since = None
-        self._position = batch.end_lsn
         if batch.tables:
             self._hand_to_destination(batch)
         else:
@@ -199,23 +200,26 @@ class ApplyWorker:
                 # before anything of this batch is.
                 if error.table_id is None:
                     raise
-                table = TableId(error.table_id)
-                log.error("table %s: %s", self._run_.board.name(table), error)
-                self._run_.progress.error(str(error))
-                self._run_.board.move(table, errored(error), Actor.APPLY)
+                self._fail_table(TableId(error.table_id), error)
         if changes is None:
             return None
+        self._position = changes.end_lsn
         batch, changed = EventBatch.of(changes), self._ownership.take_changed()
         # Recorded before the batch is: once progress is past the change of schema, nothing else would bring the table back.
         for table in changed & self._run_.board.in_phase(Phase.READY, Phase.SYNC_DONE).keys():
             log.warning("table %s: its schema changed, copying it again", self._run_.board.name(table))
-            self._run_.board.move(table, INIT, Actor.APPLY)
+            self._move(table, INIT)
         # What came before the change is in the new copy as well; writing it now would meet that copy's own writes.
         return batch.without(changed)
 
     def _hand_to_destination(self, batch: EventBatch) -> None:
         destination = self._run_.destination
-        pending = call("headwater-write", WriteEventsResult(), lambda result: destination.write_events(batch, result))
+        pending = call(
+            "headwater-write",
+            WriteEventsResult(),
+            lambda result: destination.write_events(batch, result),
+            self._run_.deadline_seconds,
+        )
         self._write = _Write(batch, pending, time.monotonic())
         pending.on_done(self._bell.ring)
 
@@ -226,10 +230,14 @@ class ApplyWorker:
         self._write = None
         try:
             write.pending.raise_if_failed()
+            raise_if_not_the_tables_own(write.batch, write.pending.table_errors)
         except HeadwaterError as error:
             self._retry_write(write, error)
             return
         self._write_backoff.reset()
+        # Before progress is: once that is past the table's changes, nothing else would bring it back.
+        for table, trouble in write.pending.table_errors.items():
+            self._fail_table(table, trouble)
         self._record(write.batch.end_lsn)
         self._confirm(write.batch.end_lsn)
         self._run_.board.writing(())
@@ -248,17 +256,37 @@ class ApplyWorker:
         self._run_.progress.waiting(None)
         self._hand_to_destination(write.batch)
 
+    def _fail_table(self, table: TableId, error: HeadwaterError) -> None:
+        run = self._run_
+        error.table_id = table
+        log.error("table %s: %s", run.board.name(table), error)
+        run.progress.error(f"{run.board.name(table)}: {error}")
+        self._until_recorded("a table's error", lambda: run.board.fail(table, error, run.config, Actor.APPLY))
+
+    def _move(self, table: TableId, state: TableState, only_from: TableState | None = None) -> None:
+        def move() -> None:
+            self._run_.board.move(table, state, Actor.APPLY, only_from=only_from)
+
+        self._until_recorded("a table's state", move)
+
     def _record(self, position: EndLsn) -> None:
+        def upsert() -> None:
+            self._run_.store.upsert_replication_progress(APPLY, position)
+
+        self._until_recorded("progress", upsert)
+        self._recorded = max(self._recorded, position)
+
+    def _until_recorded(self, what: str, record: Callable[[], None]) -> None:
         backoff = Backoff(0.5)
         while True:
             try:
-                self._run_.store.upsert_replication_progress(APPLY, position)
+                record()
                 return
             except HeadwaterError as error:
                 if not is_worth_retrying(error):
                     raise
                 seconds = backoff.next_seconds()
-                log.warning("recording progress failed, trying again in %.1f s: %s", seconds, error)
+                log.warning("recording %s failed, trying again in %.1f s: %s", what, seconds, error)
                 self._run_.pause(seconds)
 
     def _confirm(self, position: EndLsn) -> None:
@@ -285,8 +313,9 @@ class ApplyWorker:
             self._hand_over_decided(self._run_.board)
 
     def _hand_over_decided(self, board: Board) -> None:
-        for table in board.in_phase(Phase.SYNC_WAIT):
-            board.move_from(Phase.SYNC_WAIT, table, catchup(self._position), Actor.APPLY)
+        for table, state in board.in_phase(Phase.SYNC_WAIT).items():
+            # Its worker may fail at this very moment: a Catchup that nobody works at would hold all tables up for ever.
+            board.move(table, catchup(self._position), Actor.APPLY, only_from=state)
         waiting = board.in_phase(Phase.CATCHUP)
         if bool(waiting) != self._paused:
             self._paused = bool(waiting)
@@ -294,8 +323,12 @@ class ApplyWorker:
             self._run_.progress.waiting(f"the copy of {names} to catch up" if waiting else None)
         for table, state in board.in_phase(Phase.SYNC_DONE).items():
             if self._confirmed >= (state.lsn or ZERO):
-                if board.move_from(Phase.SYNC_DONE, table, READY, Actor.APPLY):
-                    board.succeeded(table)
+                # Ready forgets where the table was handed over. An idle position is confirmed without being recorded, and
+                # the server may not keep it: without a record the next run could begin before the hand-off.
+                if self._recorded < (state.lsn or ZERO):
+                    self._record(self._confirmed)
+                self._move(table, READY, only_from=state)
+                board.succeeded(table)
             elif self._stream is not None and time.monotonic() - self._asked_at > _LOOK_SECONDS:
                 # Without traffic the server says how far it is only when asked.
                 self._asked_at = time.monotonic()
@@ -310,7 +343,8 @@ class ApplyWorker:
             return
         with suppress(ShutdownRequested, TextNeeded):
             self._await_write()
-            if self._run_.board.in_phase(Phase.CATCHUP):
+            # A batch that failed and was to be tried again after a pause: nothing behind it may be recorded.
+            if self._position > self._confirmed or self._run_.board.in_phase(Phase.CATCHUP):
                 return
             batch = self._cut()
             if batch is not None and batch.tables:

@@ -139,21 +139,18 @@ class Board:
         with self.deciding, self._lock:
             return table_id in self._being_written
 
-    def move(self, table_id: TableId, state: TableState, actor: Actor) -> None:
-        """Change a table's state: checked, recorded if it is of the recorded kind, then visible to all."""
-        self._move(None, table_id, state, actor)
+    def move(self, table_id: TableId, state: TableState, actor: Actor, *, only_from: TableState | None = None) -> bool:
+        """Change a table's state: checked, recorded if it is of the recorded kind, then visible to all.
 
-    def move_from(self, phase: Phase, table_id: TableId, state: TableState, actor: Actor) -> bool:
-        """The same, only if the table still is in `phase`: its worker may have failed since somebody looked."""
-        return self._move(phase, table_id, state, actor)
-
-    def _move(self, expected: Phase | None, table_id: TableId, state: TableState, actor: Actor) -> bool:
+        With `only_from`, nothing happens unless the table is still in that state: for an answer to what somebody else
+        asked, who may have given up meanwhile. Says whether the state is now the new one.
+        """
         # One change at a time, from the look to the record: two that both passed the check could not both be right.
         with self._recording:
             with self._lock:
                 before = self._states.get(table_id)
                 membership = self._memberships.get(table_id, "")
-            if before is None or (expected is not None and before.phase is not expected):
+            if before is None or (only_from is not None and before != only_from):
                 return False
             check_transition(table_id, before, state, actor)
             state = replace(state, membership=membership)
@@ -169,7 +166,6 @@ class Board:
     def fail(self, table_id: TableId, error: HeadwaterError, config: PipelineConfig, actor: Actor) -> None:
         """Record a table's error with its policy: tried again later while the budget lasts, then left to a person."""
         attempts = self._failures.get(table_id, 0) + 1
-        self._failures[table_id] = attempts
         next_retry = None
         if error.retry is Retry.TIMED:
             if attempts > config.table_error_retry_max_attempts:
@@ -179,6 +175,8 @@ class Board:
                 wait.attempts = attempts - 1
                 next_retry = datetime.now(UTC) + timedelta(seconds=wait.next_seconds())
         self.move(table_id, errored(error, attempts=attempts, next_retry=next_retry), actor)
+        # Only now: an error that could not be recorded is recorded again, and is one attempt all the same.
+        self._failures[table_id] = attempts
 
     def succeeded(self, table_id: TableId) -> None:
         """Progress: the budget of attempts is whole again."""

@@ -14,9 +14,9 @@ from headwater.contracts.results import PendingResult, Result
 R = TypeVar("R", bound=Result)
 
 
-def call(name: str, result: R, method: Callable[[R], None]) -> PendingResult:
+def call(name: str, result: R, method: Callable[[R], None], deadline_seconds: float | None = None) -> PendingResult:
     """Call `method(result)` in a thread of its own; the caller keeps no reference to the handle, so a dropped one is seen."""
-    pending = PendingResult(result)
+    pending = PendingResult(result, deadline_seconds)
     box = [result]
     del result
 

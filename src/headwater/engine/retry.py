@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 
 from headwater.errors import (
     ConnectError,
     ConnectionLost,
+    DestinationError,
     DestinationUnavailable,
     HeadwaterError,
     LakeCommitUnknown,
     Retry,
     StoreUnavailable,
 )
+from headwater.events import EventBatch
+from headwater.schema.table import TableId
 
 WORLD = (ConnectError, ConnectionLost, StoreUnavailable, DestinationUnavailable, LakeCommitUnknown)
 """Trouble that is nobody's in particular: waited out, never recorded as a table's error (invariant 15)."""
@@ -35,3 +39,17 @@ class Backoff:
 
 def is_worth_retrying(error: HeadwaterError) -> bool:
     return isinstance(error, WORLD) or error.retry is Retry.TIMED
+
+
+def raise_if_not_the_tables_own(batch: EventBatch, errors: Mapping[TableId, HeadwaterError]) -> None:
+    """Errors that a destination gave to single tables: raise where the whole batch must be taken as failed."""
+    for table, error in errors.items():
+        if isinstance(error, WORLD):
+            raise error
+        if table not in batch.tables:
+            raise DestinationError(
+                f"the destination failed table {table}, which was not in the batch",
+                detail=f"it said: {error.message}",
+                hint="Name only tables of events.tables in result.failed_tables.",
+                retry=Retry.NEVER,
+            )

@@ -37,6 +37,12 @@ class Run:
     server: ServerFacts
     stop: Stop = field(default_factory=Stop)
 
+    @property
+    def deadline_seconds(self) -> float | None:
+        """How long the destination may take to complete a call."""
+        milliseconds = self.config.destination_deadline_ms
+        return None if milliseconds is None else milliseconds / 1000
+
     def raise_if_stopped(self) -> None:
         if self.stop.is_set():
             raise ShutdownRequested("the pipeline is stopping", hint="Start the pipeline again to go on.")

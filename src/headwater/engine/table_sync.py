@@ -170,8 +170,10 @@ class TableSyncWorker:
         old = run.stored_schema(self._table.id)
         if old is not None:
             drop = run.destination.drop_table_for_copy
-            self._pending = call("headwater-drop", DropTableForCopyResult(), lambda result: drop(old, result))
-            self._pending.wait(run.stop)
+            dropping = self._pending = call(
+                "headwater-drop", DropTableForCopyResult(), lambda result: drop(old, result), run.deadline_seconds
+            )
+            dropping.wait(run.stop)
         run.store.prepare_table_state_for_copy(self._table.id)
 
     def _copy(self, admin: Connection) -> tuple[_Slot, ReplicatedTableSchema]:
@@ -250,6 +252,7 @@ class TableSyncWorker:
             f"headwater-copy-{self._table.name}",
             WriteTableRowsResult(),
             lambda result: copying.in_job_group(lambda: run.destination.write_table_rows(schema, rows, result)),
+            run.deadline_seconds,
         )
         try:
             self._await_copy(pending, lock, copying)
@@ -325,10 +328,14 @@ class TableSyncWorker:
         return batch.end_lsn
 
     def _write_events(self, batch: EventBatch) -> None:
-        write = self._run_.destination.write_events
-        name = f"headwater-catchup-{self._table.name}"
-        pending = self._pending = call(name, WriteEventsResult(), lambda result: write(batch, result))
-        pending.wait(self._run_.stop)
+        run, name = self._run_, f"headwater-catchup-{self._table.name}"
+        write = run.destination.write_events
+        pending = self._pending = call(
+            name, WriteEventsResult(), lambda result: write(batch, result), run.deadline_seconds
+        )
+        pending.wait(run.stop)
+        for error in pending.table_errors.values():
+            raise error
 
     def _persist(self, work: Callable[[], object]) -> None:
         """Do it again while the destination or the store is away: that is no reason to throw a finished copy away."""
@@ -351,16 +358,24 @@ class TableSyncWorker:
             return
         log.warning("table %s: %s", self._table.name, error)
         run.progress.error(f"{self._table.name}: {error}")
-        try:
-            self._record_failure(error)
-        except HeadwaterError as trouble:
-            log.warning("table %s: its error could not be recorded: %s", self._table.name, trouble)
-            self.wait_seconds = run.config.table_error_retry_delay_ms / 1000
+        self._record_failure_for_certain(error)
         try:
             with connect(self._settings) as admin:
                 self._give_up_slot(admin)
         except HeadwaterError:
             self.left_slot = self._slot_name
+
+    def _record_failure_for_certain(self, error: HeadwaterError) -> None:
+        """Until it is recorded or the run ends: left in Catchup without a worker, the table would hold all others up for ever."""
+        backoff = Backoff(0.5)
+        while True:
+            try:
+                self._record_failure(error)
+                return
+            except HeadwaterError as trouble:
+                log.warning("table %s: its error could not be recorded: %s", self._table.name, trouble)
+                if self._run_.stop.wait(backoff.next_seconds()):
+                    return
 
     def _record_failure(self, error: HeadwaterError) -> None:
         run = self._run_

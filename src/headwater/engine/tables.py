@@ -150,7 +150,7 @@ class TableSyncPool:
                 continue
             if state.phase in _WITHOUT_WORKER or (state.phase is Phase.ERRORED and _retry_is_due(state)):
                 try:
-                    self._run.board.move_from(state.phase, table_id, INIT, Actor.PIPELINE)
+                    self._run.board.move(table_id, INIT, Actor.PIPELINE, only_from=state)
                 except StoreUnavailable as error:
                     log.info("table %s is tried again once the store is back: %s", table_id, error.message)
                     self._not_before[table_id] = time.monotonic() + _DROP_AGAIN_SECONDS

@@ -1,0 +1,111 @@
+"""The page of table states as Markdown, made from the one table of transitions. docs/table-states.md is it; a test says so.
+
+`python -m headwater.states_diagram docs/table-states.md` writes it anew.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from headwater.states import AFTER_CRASH, IN_MEMORY_ONLY, TRANSITIONS, Actor, Phase
+
+_NAMES = {phase: "".join(word.title() for word in phase.value.split("_")) for phase in Phase}
+
+_MEANING = {
+    Phase.INIT: "waits for a table sync worker",
+    Phase.DATA_SYNC: "its rows are being copied",
+    Phase.FINISHED_COPY: "the copy is durable; its worker follows its own slot to come close",
+    Phase.SYNC_WAIT: "close enough; its worker waits for the apply worker's answer",
+    Phase.CATCHUP: "the apply worker stands still at a position; the table's worker comes up to it",
+    Phase.SYNC_DONE: "handed over at a position; the apply worker owns every transaction that commits at or past it",
+    Phase.READY: "the apply worker has confirmed past that position and owns the table",
+    Phase.ERRORED: "stopped with a reason, a remedy and a retry policy; its changes are not kept meanwhile",
+}
+
+_INTRODUCTION = """\
+# The states of a table
+
+Made from `headwater.states` by `python -m headwater.states_diagram docs/table-states.md`; a test fails when it is stale.
+
+Besides what is drawn, the user may lead a table from every state back to `Init` (`headwater resync`): that is a new copy."""
+
+
+def page() -> str:
+    """The whole document."""
+    return "\n".join([_INTRODUCTION, "", *_diagram(), "", *_phases(), "", *_actors(), ""])
+
+
+def _diagram() -> Iterator[str]:
+    yield "```mermaid"
+    yield "stateDiagram-v2"
+    yield f"    [*] --> {_NAMES[Phase.INIT]}"
+    for source in Phase:
+        for target in Phase:
+            actors = _who(source, target)
+            if actors:
+                yield f"    {_NAMES[source]} --> {_NAMES[target]}: {', '.join(actors)}"
+    for phase in Phase:
+        if phase in IN_MEMORY_ONLY:
+            yield f"    class {_NAMES[phase]} memory"
+    yield "    classDef memory stroke-dasharray: 4 4"
+    yield "```"
+    yield ""
+    yield "States with a dashed border live in memory only."
+
+
+def _who(source: Phase, target: Phase) -> list[str]:
+    """Who may make this transition; the user's ways are told once, in words."""
+    actors = (actor for actor in Actor if actor is not Actor.USER)
+    return [actor.value for actor in actors if target in TRANSITIONS.get((source, actor), frozenset())]
+
+
+def _phases() -> Iterator[str]:
+    yield "## What each means, and what a crash in it leads to"
+    yield ""
+    yield "| state | the table | recorded | after a crash |"
+    yield "|---|---|---|---|"
+    for phase in Phase:
+        recorded = "in memory only" if phase in IN_MEMORY_ONLY else "yes"
+        yield f"| `{_NAMES[phase]}` | {_MEANING[phase]} | {recorded} | {_after_crash(phase)} |"
+
+
+def _after_crash(phase: Phase) -> str:
+    after = AFTER_CRASH[phase]
+    if after is not phase:
+        return f"`{_NAMES[after]}`: copied again"
+    if phase is Phase.INIT:
+        return f"`{_NAMES[after]}`: copied"
+    return f"stays `{_NAMES[after]}`"
+
+
+def _actors() -> Iterator[str]:
+    yield "## Who may do what"
+    yield ""
+    yield "| who | from | to |"
+    yield "|---|---|---|"
+    for actor in Actor:
+        if actor is Actor.USER:
+            continue
+        for source in Phase:
+            targets = TRANSITIONS.get((source, actor))
+            if targets:
+                names = ", ".join(f"`{_NAMES[phase]}`" for phase in Phase if phase in targets)
+                yield f"| {actor.value} | `{_NAMES[source]}` | {names} |"
+    yield f"| {Actor.USER.value} | every state | {_user_targets()} |"
+
+
+def _user_targets() -> str:
+    """One cell for the user, who may do the same in every state; a table of states that says otherwise needs another page."""
+    targets = {TRANSITIONS[phase, Actor.USER] for phase in Phase}
+    (same,) = targets
+    return ", ".join(f"`{_NAMES[phase]}`" for phase in Phase if phase in same)
+
+
+def main() -> None:
+    Path(sys.argv[1]).write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,349 @@
+"""Result handles as a destination may treat them, right and wrong, with the engine over a real server."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from headwater.contracts.results import WriteEventsResult, WriteTableRowsResult
+from headwater.contracts.stores import WorkerType
+from headwater.engine import apply_worker
+from headwater.errors import DestinationError, DestinationUnavailable, Retry, StoreUnavailable
+from headwater.events import EventBatch, TableRows
+from headwater.lsn import EndLsn
+from headwater.schema.table import ReplicatedTableSchema, TableId
+from headwater.source.slots import apply_slot_name
+from headwater.states import Phase, TableState
+from headwater.store.memory import MemoryStore
+from headwater.testing.compare import confirmed_position
+from headwater.wire.pgoutput import PgOutputDecoder
+from tests.conftest import Database
+from tests.integration.mirror import MirrorDestination, running
+
+SLOT = apply_slot_name(1)
+
+
+@pytest.fixture
+def shop(database: Database) -> Database:
+    database.execute(
+        """
+        create table orders(id int primary key, counter int not null);
+        insert into orders select i, 1 from generate_series(1, 100) i;
+        create table items(id int primary key, counter int not null);
+        insert into items select i, 1 from generate_series(1, 100) i;
+        create publication shop for table orders, items;
+        """
+    )
+    return database
+
+
+def table_id(shop: Database, name: str) -> TableId:
+    return TableId(shop.value("select %s::regclass::oid::int", [name]))
+
+
+class Careless(MirrorDestination):
+    """Forgets the handles of its first calls."""
+
+    def __init__(self, copies: int = 0, batches: int = 0) -> None:
+        super().__init__()
+        self.copies_to_forget, self.batches_to_forget = copies, batches
+
+    def write_table_rows(
+        self, replicated_table_schema: ReplicatedTableSchema, table_rows: TableRows, result: WriteTableRowsResult
+    ) -> None:
+        if self.copies_to_forget > 0:
+            self.copies_to_forget -= 1
+            return
+        super().write_table_rows(replicated_table_schema, table_rows, result)
+
+    def write_events(self, events: EventBatch, result: WriteEventsResult) -> None:
+        if self.batches_to_forget > 0:
+            self.batches_to_forget -= 1
+            return
+        super().write_events(events, result)
+
+
+def test_a_copy_whose_result_is_dropped_errs_and_is_made_again(shop: Database) -> None:
+    with running(shop, Careless(copies=1), max_table_sync_workers=1) as run:
+        run.wait_states("ready", 2)
+        assert any(
+            "dropped the result of write_table_rows" in error for error in run.pipeline.progress.snapshot().errors
+        )
+        run.assert_equal("orders", "items")
+
+
+def test_a_batch_whose_result_is_dropped_comes_again(shop: Database) -> None:
+    mirror = Careless()
+    with running(shop, mirror) as run:
+        run.wait_states("ready", 2)
+        mirror.batches_to_forget = 1
+        shop.execute("update orders set counter = 2")
+        run.wait_caught_up()
+        assert mirror.batches_to_forget == 0
+        run.assert_equal("orders", "items")
+
+
+class Late(MirrorDestination):
+    """Returns from write_events at once and works when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.late = False
+        self.kept: list[tuple[EventBatch, WriteEventsResult]] = []
+
+    def write_events(self, events: EventBatch, result: WriteEventsResult) -> None:
+        if self.late:
+            self.kept.append((events, result))
+        else:
+            super().write_events(events, result)
+
+    def finish(self) -> None:
+        super().write_events(*self.kept.pop())
+
+
+class WatchedDecoder(PgOutputDecoder):
+    """Lets a test see whether the next batch fills."""
+
+    newest: WatchedDecoder
+
+    def __init__(self) -> None:
+        super().__init__()
+        WatchedDecoder.newest = self
+
+
+@pytest.fixture
+def watched_decoder(monkeypatch: pytest.MonkeyPatch) -> type[WatchedDecoder]:
+    monkeypatch.setattr(apply_worker, "PgOutputDecoder", WatchedDecoder)
+    return WatchedDecoder
+
+
+def test_the_next_batch_fills_while_a_result_is_completed_later(
+    shop: Database, watched_decoder: type[WatchedDecoder]
+) -> None:
+    mirror = Late()
+    with running(shop, mirror) as run:
+        run.wait_states("ready", 2)
+        mirror.late = True
+        shop.execute("update orders set counter = 2")
+        run.wait_for(lambda: len(mirror.kept) == 1)
+        end = mirror.kept[0][0].end_lsn
+        for turn in range(3):
+            shop.execute(f"update items set counter = {turn}")
+        run.wait_for(lambda: watched_decoder.newest.has_transactions)
+        # One call at a time, and nothing is confirmed before its result.
+        assert len(mirror.kept) == 1
+        assert confirmed_position(shop.connection, SLOT) < end.value
+        mirror.late = False
+        mirror.finish()
+        run.wait_caught_up()
+        run.assert_equal("orders", "items")
+
+
+def test_a_missed_deadline_stops_the_pipeline_and_the_next_run_ends_equal(shop: Database) -> None:
+    mirror, store = Late(), MemoryStore()
+    with running(shop, mirror, store, destination_deadline_ms=1000) as run:
+        run.wait_states("ready", 2)
+        mirror.late = True
+        shop.execute("update orders set counter = 2")
+        with pytest.raises(DestinationError, match="missed the deadline of write_events") as caught:
+            run.pipeline.wait(30)
+        assert "destination_deadline_ms" in caught.value.hint
+    # Completed after all, and too late to count: nothing of it was recorded.
+    mirror.late = False
+    mirror.finish()
+    with running(shop, mirror, store) as run:
+        run.wait_caught_up()
+        run.assert_equal("orders", "items")
+
+
+def test_a_copy_that_misses_its_deadline_is_its_tables_error_and_the_others_go_on(shop: Database) -> None:
+    mirror, store, release = MirrorDestination(), MemoryStore(), threading.Event()
+    blocked = iter([True])
+
+    def block_the_first(rows: TableRows) -> None:
+        if next(blocked, False):
+            release.wait(30)
+
+    mirror.before_copy = block_the_first
+    with running(shop, mirror, store, destination_deadline_ms=1000, max_table_sync_workers=1) as run:
+        run.wait_states("errored", 1)
+        run.wait_states("ready", 1)
+        release.set()
+        (state,) = (s for s in store.get_table_states().values() if s.phase is Phase.ERRORED)
+        assert "missed the deadline of write_table_rows" in state.reason
+        assert state.retry_policy is not None
+        assert state.retry_policy.kind is Retry.MANUAL
+
+
+class Picky(MirrorDestination):
+    """Fails the tables it is told to, once, and writes the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failing: dict[TableId, Exception] = {}
+
+    def write_events(self, events: EventBatch, result: WriteEventsResult) -> None:
+        failing = {table: error for table, error in self.failing.items() if table in events.tables}
+        if not failing:
+            super().write_events(events, result)
+            return
+        rest = EventBatch(
+            {table: steps for table, steps in events.tables.items() if table not in failing},
+            events.transactions,
+            events.end_lsn,
+        )
+        written = WriteEventsResult()
+        super().write_events(rest, written)
+        self.failing = {}
+        result.failed_tables(failing)
+
+
+def test_named_tables_that_fail_are_errored_and_the_others_go_on(shop: Database) -> None:
+    mirror, store = Picky(), OrderedStore()
+    with running(shop, mirror, store) as run:
+        run.wait_states("ready", 2)
+        orders = table_id(shop, "orders")
+        mirror.failing = {orders: DestinationError("no room for orders", hint="Make room.", retry=Retry.MANUAL)}
+        store.steps.clear()
+        with shop.connection.transaction():
+            shop.execute("update orders set counter = 2; update items set counter = 2")
+        run.wait_states("errored", 1)
+        run.wait_caught_up()
+        assert store.steps[:2] == ["errored", "progress"]
+        assert run.states() == {"public.orders": "errored", "public.items": "ready"}
+        # Its changes are dropped from here on, and those of the others are not.
+        shop.execute("update orders set counter = 3; update items set counter = 3")
+        run.wait_caught_up()
+        run.assert_equal("items")
+        assert {row[1] for row in mirror.tables["orders"].values()} == {1}
+
+
+class OrderedStore(MemoryStore):
+    """Remembers in which order errors and progress were recorded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[str] = []
+
+    def update_table_state(self, table_id: TableId, state: TableState) -> None:
+        self.steps.append(state.phase.value)
+        super().update_table_state(table_id, state)
+
+    def upsert_replication_progress(self, worker_type: WorkerType, flush_lsn: EndLsn) -> EndLsn:
+        self.steps.append("progress")
+        return super().upsert_replication_progress(worker_type, flush_lsn)
+
+
+def test_a_named_table_with_a_timed_policy_comes_back_through_a_new_copy(shop: Database) -> None:
+    mirror = Picky()
+    with running(shop, mirror) as run:
+        run.wait_states("ready", 2)
+        mirror.failing = {table_id(shop, "orders"): ValueError("seven")}
+        shop.execute("update orders set counter = 2; update items set counter = 2")
+        run.wait_for(lambda: mirror.copies.count("orders") == 2)
+        run.wait_states("ready", 2)
+        run.wait_caught_up()
+        run.assert_equal("orders", "items")
+        assert mirror.copies.count("items") == 1
+
+
+def test_a_named_table_whose_error_is_the_worlds_is_not_errored_and_the_batch_comes_again(shop: Database) -> None:
+    mirror, store = Picky(), OrderedStore()
+    with running(shop, mirror, store) as run:
+        run.wait_states("ready", 2)
+        store.steps.clear()
+        mirror.failing = {table_id(shop, "orders"): DestinationUnavailable("away", hint="Wait.")}
+        shop.execute("update orders set counter = 2")
+        run.wait_caught_up()
+        run.assert_equal("orders", "items")
+        assert "errored" not in store.steps
+
+
+def test_a_failed_table_that_was_not_in_the_batch_is_a_defect_of_the_destination(shop: Database) -> None:
+    mirror = Late()
+    with running(shop, mirror) as run:
+        run.wait_states("ready", 2)
+        mirror.late = True
+        shop.execute("update orders set counter = 2")
+        run.wait_for(lambda: len(mirror.kept) == 1)
+        mirror.kept.pop()[1].failed_tables({table_id(shop, "items"): ValueError("seven")})
+        with pytest.raises(DestinationError, match="not in the batch"):
+            run.pipeline.wait(30)
+
+
+def test_shutdown_interrupts_the_wait_of_a_catching_up_table_and_no_error_is_recorded(shop: Database) -> None:
+    mirror, store = Late(), MemoryStore()
+    mirror.late = True
+    written = threading.Event()
+
+    def write_meanwhile(rows: TableRows) -> None:
+        if not written.is_set():
+            written.set()
+            with shop.connect() as connection:
+                connection.execute("update orders set counter = 2; update items set counter = 2")
+
+    mirror.during_copy = write_meanwhile
+    with running(shop, mirror, store) as run:
+        run.wait_for(lambda: bool(mirror.kept))
+        run.stop()
+    assert {state.phase for state in store.get_table_states().values()} <= {
+        Phase.INIT,
+        Phase.DATA_SYNC,
+        Phase.FINISHED_COPY,
+    }
+
+
+def test_nothing_behind_a_batch_that_failed_is_recorded_when_the_pipeline_stops(
+    shop: Database, watched_decoder: type[WatchedDecoder]
+) -> None:
+    """The batch that failed waits to be tried again, the next one has filled, and somebody stops the pipeline."""
+    mirror, store = Late(), MemoryStore()
+    with running(shop, mirror, store) as run:
+        run.wait_states("ready", 2)
+        mirror.late = True
+        shop.execute("update orders set counter = 2")
+        run.wait_for(lambda: len(mirror.kept) == 1)
+        shop.execute("update items set counter = 2")
+        run.wait_for(lambda: watched_decoder.newest.has_transactions)
+        mirror.late = False
+        mirror.kept.pop()[1].failed(DestinationUnavailable("away", hint="Wait."))
+        assert run.pipeline.progress.wait_for(lambda now: (now.waiting or "").startswith("the destination"), 10)
+        run.stop()
+    with running(shop, mirror, store) as run:
+        run.wait_caught_up()
+        run.assert_equal("orders", "items")
+
+
+class ShakyStore(MemoryStore):
+    """Cannot be reached for the next recordings of some states."""
+
+    def __init__(self, *phases: Phase) -> None:
+        super().__init__()
+        self.left = dict.fromkeys(phases, 1)
+
+    def update_table_state(self, table_id: TableId, state: TableState) -> None:
+        if self.left.get(state.phase, 0) > 0:
+            self.left[state.phase] -= 1
+            raise StoreUnavailable("the store is away", hint="Wait.")
+        super().update_table_state(table_id, state)
+
+
+def test_a_store_that_is_away_at_the_hand_off_holds_nobody_up_for_ever(shop: Database) -> None:
+    """Neither SyncDone nor the way back to Init could be recorded: the table stayed in Catchup, and everyone waited."""
+    store = ShakyStore(Phase.SYNC_DONE, Phase.READY)
+    failed_once = threading.Event()
+
+    def also_the_way_back(table: TableId, state: TableState) -> None:
+        if state.phase is Phase.INIT and store.left[Phase.SYNC_DONE] == 0 and not failed_once.is_set():
+            failed_once.set()
+            raise StoreUnavailable("the store is still away", hint="Wait.")
+        ShakyStore.update_table_state(store, table, state)
+
+    store.update_table_state = also_the_way_back  # type: ignore[method-assign]
+    with running(shop, store=store) as run:
+        run.wait_states("ready", 2)
+        assert failed_once.is_set()
+        shop.execute("update orders set counter = 2; update items set counter = 2")
+        run.wait_caught_up()
+        run.assert_equal("orders", "items")
