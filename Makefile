@@ -23,7 +23,7 @@ demo: ## run the demo: a Postgres server, a workload, and a lake that follows it
 
 test: ## run the tests, all but the slow proofs
 	@tools/setup.sh
-	$(BIN)/pytest -m "not slow" $(ARGS)
+	$(BIN)/pytest -m "not slow" -n 2 --dist loadfile $(ARGS)
 
 test-all: ## run the slow proofs too: an idle minute, passwords in Spark's pages
 	@tools/setup.sh
