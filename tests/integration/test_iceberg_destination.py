@@ -137,6 +137,8 @@ def finish(result: Result, call: Callable[[], None]) -> None:
     pending = PendingResult(result)
     call()
     pending.wait()
+    for error in pending.table_errors.values():
+        raise error
 
 
 @dataclass
@@ -328,6 +330,21 @@ def test_another_epoch_than_the_recorded_one_is_an_error(lake: Lake) -> None:
     lake.store.store_destination_table_metadata(schema.id, recorded)
     with pytest.raises(WatermarkError, match="another copy"):
         lake.write(run(schema, 300, update(1, "d")))
+
+
+def test_one_tables_trouble_is_told_by_its_name_and_the_others_are_written(lake: Lake) -> None:
+    good, bad = table_schema(*ID_V), table_schema(*ID_V)
+    lake.copy(good, [(1, "a")])
+    lake.copy(bad, [(1, "a")])
+    lake.spark.sql(f"DROP TABLE {lake.identifier(bad)}")
+    tables = {good.id: [run(good, 200, update(1, "b"))], bad.id: [run(bad, 200, update(1, "b"))]}
+    result = WriteEventsResult()
+    pending = PendingResult(result)
+    lake.destination.write_events(EventBatch(tables, NOBODY, EndLsn(1)), result)
+    pending.wait()
+    assert list(pending.table_errors) == [bad.id]
+    assert isinstance(pending.table_errors[bad.id], WatermarkError)
+    assert lake.rows(good) == [(1, "b")]
 
 
 def test_commits_of_others_without_a_watermark_do_not_hide_ours(lake: Lake) -> None:

@@ -18,7 +18,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import SparkSession
 
-from headwater.errors import DestinationError, HeadwaterError, SparkLost
+from headwater.errors import ConnectionLost, DestinationError, DestinationUnavailable, HeadwaterError, SparkLost
 from headwater.spark.jars import jar_settings
 from headwater.spark.java import java_home
 
@@ -127,11 +127,37 @@ def translate(error: BaseException) -> HeadwaterError:
             detail=_detail(error),
             hint="Look for an out-of-memory kill in the system's log, raise spark.driver_memory, and start the pipeline again.",
         )
+    said = _what_was_said(error)
+    if _SOURCE_AWAY.search(said):
+        return ConnectionLost(
+            "the source went away while Spark was reading it",
+            detail=_detail(error),
+            hint="Nothing is to be done: the copy starts again when the source is back.",
+        )
+    if _LAKE_AWAY.search(said):
+        return DestinationUnavailable(
+            "the lake or its catalog is out of reach",
+            detail=_detail(error),
+            hint="Check the warehouse and the catalog; it is tried again until they answer.",
+        )
     return DestinationError(
         "Spark failed",
         detail=_detail(error),
         hint="The batch is tried again; if this goes on, look at Spark's own log.",
     )
+
+
+# Errors of ours that a task met on an executor come back as text.
+_SOURCE_AWAY = re.compile(r"headwater\.errors\.(ConnectError|ConnectionLost)")
+_LAKE_AWAY = re.compile(
+    r"java\.net\.|UnknownHostException|java\.io\.IOException|TimeoutException|ServiceUnavailable|ServiceFailureException"
+    r"|SdkClientException|UncheckedSQLException|SQLTransient|SQLNonTransientConnection|SQLITE_(BUSY|CANTOPEN|IOERR|FULL)"
+)
+
+
+def _what_was_said(error: BaseException) -> str:
+    """Messages and causes, without the frames of the stack: those name everything."""
+    return "\n".join(line for line in str(error).splitlines() if not line.lstrip().startswith(("at ", "...")))
 
 
 def is_jvm_lost(error: BaseException) -> bool:

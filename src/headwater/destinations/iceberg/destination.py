@@ -10,7 +10,7 @@ import hashlib
 import os
 import tempfile
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from pyspark.sql import SparkSession, functions
@@ -27,7 +27,7 @@ from headwater.destinations.iceberg.table import LakeTable
 from headwater.destinations.iceberg.types import lake_arrow_schema, lake_identifier, quote, spark_type
 from headwater.destinations.iceberg.watermark import EPOCH, PIPELINE_ID, find_watermark, snapshot_properties
 from headwater.destinations.iceberg.writer import MergeWriter, TableWriter
-from headwater.errors import DestinationError
+from headwater.errors import DestinationError, HeadwaterError, Retry, SchemaError, ValueOutOfRange, WatermarkError
 from headwater.events import EventBatch, Step, TableRows
 from headwater.lsn import CommitLsn
 from headwater.schema.table import ReplicatedTableSchema, TableId
@@ -108,25 +108,38 @@ class IcebergDestination(Destination):
         self._batches.submit(self._write_batch, events, result)
 
     def _write_batch(self, events: EventBatch, result: WriteEventsResult) -> None:
+        """Every table by itself: one that cannot go on is told by its name, the others of the batch are durable."""
         try:
-            work = {table_id: steps for table_id, steps in events.tables.items() if steps}
-            if len(work) == 1:
-                updates = {table_id: self._write_table(table_id, list(steps)) for table_id, steps in work.items()}
-            else:
-                futures = {
-                    table_id: self._tables.submit(self._write_table, table_id, list(steps))
-                    for table_id, steps in work.items()
-                }
-                updates = _all_of(futures)
-            updates = {
-                table_id: metadata for table_id, metadata in updates.items() if self._is_current(table_id, metadata)
-            }
-            if updates:
-                self._store.store_destination_tables_metadata(updates)
+            written, failed = self._write_tables(
+                {table: list(steps) for table, steps in events.tables.items() if steps}
+            )
+            for error in failed.values():
+                if not _is_the_tables_own(error):
+                    raise error
+            current = {table: metadata for table, metadata in written.items() if self._is_current(table, metadata)}
+            if current:
+                self._store.store_destination_tables_metadata(current)
         except BaseException as error:
             result.failed(translate(error))
             return
-        result.done()
+        if failed:
+            result.failed_tables(failed)
+        else:
+            result.done()
+
+    def _write_tables(
+        self, work: dict[TableId, list[Step]]
+    ) -> tuple[dict[TableId, DestinationTableMetadata], dict[TableId, HeadwaterError]]:
+        written: dict[TableId, DestinationTableMetadata] = {}
+        failed: dict[TableId, HeadwaterError] = {}
+        futures = {table: self._tables.submit(self._write_table, table, steps) for table, steps in work.items()}
+        # All of them to the end: a batch is tried again only when nothing of it is under way any more.
+        for table, future in futures.items():
+            try:
+                written[table] = future.result()
+            except Exception as error:
+                failed[table] = translate(error)
+        return written, failed
 
     def _is_current(self, table_id: TableId, metadata: DestinationTableMetadata) -> bool:
         """Whether the store still knows the copy these changes belong to: a newer one's record is not for us to replace."""
@@ -219,9 +232,6 @@ class IcebergDestination(Destination):
         return str(Path(tempfile.gettempdir()) / f"headwater-{os.getuid()}" / f"spool-{which}")
 
 
-def _all_of(futures: dict[TableId, Future[DestinationTableMetadata]]) -> dict[TableId, DestinationTableMetadata]:
-    """Every table's outcome, waiting for all even if one fails: a table still being written must not meet its own retry."""
-    errors = [error for future in futures.values() if (error := future.exception()) is not None]
-    if errors:
-        raise errors[0]
-    return {table_id: future.result() for table_id, future in futures.items()}
+def _is_the_tables_own(error: HeadwaterError) -> bool:
+    """Trouble that no other table has and that no second attempt mends (invariant 15)."""
+    return isinstance(error, (WatermarkError, SchemaError, ValueOutOfRange)) and error.retry is not Retry.TIMED
