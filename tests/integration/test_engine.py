@@ -5,17 +5,19 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
 
 from headwater.config import InvalidatedSlotBehavior
 from headwater.contracts.stores import APPLY, WorkerType
-from headwater.errors import DestinationError, HeadwaterError, PipelineLocked, SlotError
+from headwater.errors import DestinationError, HeadwaterError, PipelineLocked, SlotError, StoreUnavailable
 from headwater.events import EventBatch, TableRows
 from headwater.lsn import EndLsn
+from headwater.schema.table import TableId
 from headwater.source.slots import apply_slot_name
+from headwater.states import TableState
 from headwater.store.memory import MemoryStore
 from headwater.store.postgres import PostgresStore
 from headwater.testing.compare import confirmed_position, wait_until
@@ -103,6 +105,30 @@ def test_all_tables_reach_ready_with_no_traffic_at_all(database: Database) -> No
         assert all(run.mirror.tables[f"t{number}"] == {} for number in range(12))
     slots = database.execute("select slot_name from pg_replication_slots where database = current_database()")
     assert slots == [(SLOT,)]
+
+
+class MoodyStore(MemoryStore):
+    """Out of reach for some states."""
+
+    failures = 0
+
+    def update_table_states(self, updates: Sequence[tuple[TableId, TableState]]) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise StoreUnavailable("not now", hint="later")
+        super().update_table_states(updates)
+
+
+def test_a_store_that_is_out_of_reach_for_a_state_is_waited_for(shop: Database) -> None:
+    store = MoodyStore()
+    with running(shop, store=store) as run:
+        run.wait_states("ready", 2)
+        store.failures = 3
+        shop.execute("alter table items add column extra int default 7; update items set counter = 2 where id < 9")
+        run.wait_for(lambda: run.mirror.copies.count("items") >= 2)
+        run.wait_states("ready", 2)
+        run.wait_caught_up()
+        run.assert_equal("orders", "items")
 
 
 class WatchedStore(MemoryStore):

@@ -21,7 +21,15 @@ from headwater.engine.ownership import ApplyOwnership, TextNeeded
 from headwater.engine.retry import WORLD, Backoff, is_worth_retrying
 from headwater.engine.run import Run
 from headwater.engine.slot_stream import SlotStream
-from headwater.errors import ConnectError, ConnectionLost, HeadwaterError, ShutdownRequested, SlotError, ValueOutOfRange
+from headwater.errors import (
+    ConnectError,
+    ConnectionLost,
+    HeadwaterError,
+    ShutdownRequested,
+    SlotError,
+    StoreUnavailable,
+    ValueOutOfRange,
+)
 from headwater.events import EventBatch
 from headwater.lsn import ZERO, EndLsn
 from headwater.schema.table import TableId
@@ -96,7 +104,10 @@ class ApplyWorker:
         except (ConnectionLost, ConnectError, SlotError) as error:
             if not is_worth_retrying(error):
                 raise
-            self._wait_for_server(error)
+            self._wait_for("the source", error)
+        except StoreUnavailable as error:
+            # A state could not be recorded, perhaps that of a table left out of a batch: the batch is cut again.
+            self._wait_for("the store", error)
 
     # Connection
 
@@ -126,10 +137,10 @@ class ApplyWorker:
         self._await_write()
         self._disconnect()
 
-    def _wait_for_server(self, error: HeadwaterError) -> None:
+    def _wait_for(self, what: str, error: HeadwaterError) -> None:
         seconds = self._backoff.next_seconds()
-        log.warning("the source is away, trying again in %.1f s: %s", seconds, error.message)
-        self._run_.progress.waiting(f"the source: {error.message}")
+        log.warning("%s is away, trying again in %.1f s: %s", what, seconds, error.message)
+        self._run_.progress.waiting(f"{what}: {error.message}")
         self._settle_and_reconnect()
         self._run_.pause(seconds)
 
