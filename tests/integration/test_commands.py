@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -156,7 +157,9 @@ def test_resync_while_running_copies_again_without_disturbing_the_rest(
         assert shop.value(slot, [apply_slot_name(1)]) == sender
 
 
-def test_resync_of_a_table_in_mid_copy_ends_that_copy_and_starts_another(shop: Database, file: Path) -> None:
+def test_resync_of_a_table_in_mid_copy_ends_that_copy_and_starts_another(
+    shop: Database, file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     mirror, begun, release = MirrorDestination(), threading.Event(), threading.Event()
     epochs: list[str] = []
 
@@ -170,6 +173,11 @@ def test_resync_of_a_table_in_mid_copy_ends_that_copy_and_starts_another(shop: D
     with running(shop, mirror, PostgresStore(shop.settings, 1)) as run:
         assert begun.wait(30)
         headwater("resync", file, "public.orders")
+        run.wait_for(lambda: "a new copy was asked for" in caplog.text)
+        time.sleep(
+            0.7
+        )  # time enough for another copy to begin, if it did not wait for this one to leave the destination
+        assert len(epochs) == 1
         release.set()
         run.wait_for(lambda: len(epochs) == 2)
         wait_ready(run, "dates", "orders")

@@ -115,6 +115,30 @@ def test_all_tables_reach_ready_with_no_traffic_at_all(database: Database) -> No
     assert slots == [(SLOT,)]
 
 
+class MoodyStore(MemoryStore):
+    """Out of reach for some states."""
+
+    failures = 0
+
+    def update_table_states(self, updates: Sequence[tuple[TableId, TableState]]) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise StoreUnavailable("not now", hint="later")
+        super().update_table_states(updates)
+
+
+def test_a_store_that_is_out_of_reach_for_a_state_is_waited_for(shop: Database) -> None:
+    store = MoodyStore()
+    with running(shop, store=store) as run:
+        run.wait_states("ready", 2)
+        store.failures = 3
+        shop.execute("alter table items add column extra int default 7; update items set counter = 2 where id < 9")
+        run.wait_for(lambda: run.mirror.copies.count("items") >= 2)
+        run.wait_states("ready", 2)
+        run.wait_caught_up()
+        run.assert_equal("orders", "items")
+
+
 class WatchedStore(MemoryStore):
     """Looks at the slot whenever progress is recorded."""
 

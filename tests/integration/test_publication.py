@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import random
 import threading
+import time
 
 import pytest
 
 from headwater.engine import watch
-from headwater.events import TableRows
+from headwater.events import EventBatch, TableRows
 from headwater.schema.table import TableId
+from headwater.states import INIT
 from headwater.store.memory import MemoryStore
 from headwater.store.postgres import PostgresStore
 from headwater.testing.compare import wait_until
 from tests.conftest import Database
 from tests.integration.mirror import MirrorDestination, Running, running
+from tests.integration.test_engine import writing
 
 
 @pytest.fixture(autouse=True)
@@ -110,6 +114,33 @@ def test_a_table_that_leaves_during_its_copy_takes_worker_slot_and_state_with_it
         shop.execute("alter publication shop add table items")
         wait_ready(run, "items")
         run.assert_equal("items")
+
+
+def test_nothing_of_a_table_is_removed_or_copied_while_a_batch_with_its_changes_is_written(shop: Database) -> None:
+    """A destination records the watermark with the batch: purged before that, the table's metadata would come back."""
+    store, begun, release = MemoryStore(), threading.Event(), threading.Event()
+
+    def block(batch: EventBatch) -> None:
+        begun.set()
+        assert release.wait(30)
+
+    with running(shop, store=store) as run:
+        wait_ready(run, "items", "orders")
+        run.mirror.before_events = block
+        shop.execute("begin; update items set note = 'u'; update orders set note = 'u'; commit")
+        assert begun.wait(30)
+        shop.execute("alter publication shop drop table items")
+        store.update_table_state(oid(shop, "orders"), INIT)
+        run.wait_for(lambda: run.states() == {"public.orders": "init"})
+        time.sleep(0.7)  # time enough to purge and to copy, if nobody waited
+        assert oid(shop, "items") in store.get_table_states()
+        assert run.mirror.copies.count("orders") == 1
+        release.set()
+        run.wait_for(lambda: oid(shop, "items") not in store.get_table_states())
+        wait_ready(run, "orders")
+        run.wait_caught_up()
+        run.assert_equal("orders")
+        assert run.mirror.copies.count("orders") == 2
 
 
 def test_a_table_that_left_and_came_back_between_two_looks_is_copied_again(shop: Database) -> None:
@@ -285,3 +316,41 @@ def test_leaves_of_a_published_parent_join_and_leave_by_themselves(database: Dat
         wait_until(lambda: 501 in run.mirror.tables["m3"], 30, what="the change in the gap")
         wait_ready(run, "m1", "m2a", "m3")
         run.assert_equal("m1", "m2a", "m3")
+
+
+def test_tables_that_leave_come_back_and_are_copied_again_under_load_end_equal(database: Database) -> None:
+    for table in ("orders", "items"):
+        database.execute(f"create table {table}(id int primary key, counter int not null, note text)")
+        database.execute(f"insert into {table} select i, 1, 'n' from generate_series(1, 5000) i")
+    database.execute("create publication shop for table orders, items")
+    store = PostgresStore(database.settings, 1)
+    outside = PostgresStore(database.settings, 1)
+    with running(database, store=store) as run, writing(database):
+        run.wait_states("ready", 2)
+        choose = random.Random(3)
+        for _ in range(12):
+            table = choose.choice(("orders", "items"))
+            if choose.random() < 0.5:
+                outside.load_table_states()
+                outside.update_table_state(oid(database, table), INIT)
+            else:
+                database.execute(f"alter publication shop drop table {table}")
+                if choose.random() < 0.5:
+                    run.wait_for(lambda table=table: f"public.{table}" not in run.states())  # type: ignore[misc]
+                database.execute(f"alter publication shop add table {table}")
+            # At any moment of the copy or after it, but not before something has happened.
+            before = len(run.mirror.batches) + choose.randint(1, 20)
+            run.wait_for(lambda before=before: len(run.mirror.batches) >= before)  # type: ignore[misc]
+        last = oid(database, "orders")
+        copies = run.mirror.copies.count("orders")
+        outside.load_table_states()
+        outside.update_table_state(last, INIT)
+        run.wait_for(lambda: run.mirror.copies.count("orders") > copies)
+        wait_ready(run, "items", "orders")
+        run.stop()
+    outside.close()
+    with running(database, run.mirror, PostgresStore(database.settings, 1)) as again:
+        wait_ready(again, "items", "orders")
+        again.wait_caught_up()
+        again.assert_equal("orders", "items")
+        assert sync_slots(database) == 0

@@ -10,7 +10,8 @@ import pytest
 from headwater.contracts.stores import APPLY
 from headwater.lsn import EndLsn
 from headwater.source.catalog import load_table_schemas
-from headwater.source.lock import PipelineLock
+from headwater.source.lock import PipelineLock, is_locked
+from headwater.source.membership import memberships
 from headwater.source.preflight import Severity, run_preflight
 from headwater.source.publication import published_tables
 from headwater.source.rows import read_rows
@@ -50,6 +51,11 @@ def test_every_question_has_an_answer(server: PostgresServer) -> None:
         assert read_rows(session, schema, pa.table({"id": pa.array([1, 2], pa.int32())})).to_pylist() == [
             {"id": 1, "x": "a"}
         ]
+        members = memberships(session, "p")
+        assert [str(members[table.id].name) for table in tables] == ["public.m", "public.t"]
+        assert len(members[tables[0].id].nodes) == 1
+        assert all(member.ties and member.continues(str(member)) for member in members.values())
+        assert not is_locked(session, 1)
         findings = run_preflight(session, "p", pipeline_id=1)
         assert [finding for finding in findings if finding.severity is Severity.ERROR] == []
         session.execute("select pg_create_logical_replication_slot('headwater_sync_1_5', 'pgoutput')")
@@ -75,4 +81,7 @@ def test_lock_and_store_work(server: PostgresServer) -> None:
     assert store.reset_table_states_for_resync() == 1
     store.delete_table_state(A)
     assert store.load_table_states() == 0
+    assert store.exists()
+    assert store.remove()
+    assert not store.exists()
     store.close()

@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -130,6 +131,16 @@ class StoreSuite:
         store.update_table_state(A, state)
         assert store.get_table_state(A) == state
         assert dict(store.get_table_states()) == {A: state}
+
+    def test_a_state_keeps_the_membership_it_was_recorded_with(self, open_store: MakeStore) -> None:
+        store = open_store(1)
+        store.update_table_state(A, replace(READY, membership="iudt||table:16500"))
+        if self.persistent:
+            store.close()
+            store = open_store(1)
+        state = store.get_table_state(A)
+        assert state is not None
+        assert state.membership == "iudt||table:16500", "a table that left and came back would not be copied again"
 
     @pytest.mark.parametrize("state", [SYNC_WAIT, catchup(EndLsn(5))], ids=str)
     def test_a_memory_only_state_is_refused_and_nothing_of_the_update_is_kept(
