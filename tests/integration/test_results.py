@@ -16,7 +16,7 @@ from headwater.schema.table import ReplicatedTableSchema, TableId
 from headwater.source.slots import apply_slot_name
 from headwater.states import Phase, TableState
 from headwater.store.memory import MemoryStore
-from headwater.testing.compare import confirmed_position
+from headwater.testing.compare import confirmed_position, flush_position
 from headwater.wire.pgoutput import PgOutputDecoder
 from tests.conftest import Database
 from tests.integration.mirror import MirrorDestination, running
@@ -118,6 +118,7 @@ def watched_decoder(monkeypatch: pytest.MonkeyPatch) -> type[WatchedDecoder]:
     return WatchedDecoder
 
 
+@pytest.mark.invariant(2)
 def test_the_next_batch_fills_while_a_result_is_completed_later(
     shop: Database, watched_decoder: type[WatchedDecoder]
 ) -> None:
@@ -199,6 +200,7 @@ class Picky(MirrorDestination):
         result.failed_tables(failing)
 
 
+@pytest.mark.invariant(15)
 def test_named_tables_that_fail_are_errored_and_the_others_go_on(shop: Database) -> None:
     mirror, store = Picky(), OrderedStore()
     with running(shop, mirror, store) as run:
@@ -248,6 +250,7 @@ def test_a_named_table_with_a_timed_policy_comes_back_through_a_new_copy(shop: D
         assert mirror.copies.count("items") == 1
 
 
+@pytest.mark.invariant(15)
 def test_a_named_table_whose_error_is_the_worlds_is_not_errored_and_the_batch_comes_again(shop: Database) -> None:
     mirror, store = Picky(), OrderedStore()
     with running(shop, mirror, store) as run:
@@ -294,6 +297,27 @@ def test_shutdown_interrupts_the_wait_of_a_catching_up_table_and_no_error_is_rec
     }
 
 
+def test_what_was_read_whole_is_written_before_an_orderly_stop(
+    shop: Database, watched_decoder: type[WatchedDecoder]
+) -> None:
+    mirror = Late()
+    with running(shop, mirror) as run:
+        run.wait_states("ready", 2)
+        mirror.late = True
+        shop.execute("update orders set counter = 2")
+        run.wait_for(lambda: len(mirror.kept) == 1)
+        shop.execute("update items set counter = 2")
+        end = flush_position(shop.connection)
+        run.wait_for(lambda: watched_decoder.newest.has_transactions)
+        run.pipeline.shutdown()
+        mirror.late = False
+        mirror.finish()
+        assert run.pipeline.wait(30)
+        run.assert_equal("orders", "items")
+        assert confirmed_position(shop.connection, SLOT) >= end
+
+
+@pytest.mark.invariant(2)
 def test_nothing_behind_a_batch_that_failed_is_recorded_when_the_pipeline_stops(
     shop: Database, watched_decoder: type[WatchedDecoder]
 ) -> None:
@@ -329,6 +353,7 @@ class ShakyStore(MemoryStore):
         super().update_table_state(table_id, state)
 
 
+@pytest.mark.invariant(15)
 def test_a_store_that_is_away_at_the_hand_off_holds_nobody_up_for_ever(shop: Database) -> None:
     """Neither SyncDone nor the way back to Init could be recorded: the table stayed in Catchup, and everyone waited."""
     store = ShakyStore(Phase.SYNC_DONE, Phase.READY)

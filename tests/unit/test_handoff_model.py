@@ -134,6 +134,7 @@ def play_until_caught(broken: type[Rules]) -> None:
         play(broken(), seeded(seed))
 
 
+@pytest.mark.invariant(3)
 @pytest.mark.parametrize(
     "broken",
     [
