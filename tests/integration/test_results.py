@@ -237,6 +237,56 @@ class OrderedStore(MemoryStore):
         return super().upsert_replication_progress(worker_type, flush_lsn)
 
 
+def test_an_errored_table_keeps_its_policy_across_restarts_and_its_slot_is_released(shop: Database) -> None:
+    mirror, store = MirrorDestination(), MemoryStore()
+
+    def refuse(rows: TableRows) -> None:
+        raise DestinationError("no room", hint="Make room.", retry=Retry.MANUAL)
+
+    mirror.before_copy = refuse
+    for _ in range(2):
+        with running(shop, mirror, store) as run:
+            run.wait_states("errored", 2)
+            run.wait_for(lambda: _slots(shop) == [SLOT])
+        policies = [state.retry_policy for state in store.get_table_states().values()]
+        assert [(policy.kind, policy.attempts) for policy in policies if policy] == [(Retry.MANUAL, 1)] * 2
+
+
+def _slots(shop: Database) -> list[str]:
+    rows = shop.execute("select slot_name from pg_replication_slots where database = current_database()")
+    return [name for (name,) in rows]
+
+
+def test_a_table_that_fails_too_often_waits_for_a_person_and_progress_makes_the_budget_whole(shop: Database) -> None:
+    mirror, store = Picky(), MemoryStore()
+    orders = table_id(shop, "orders")
+    with running(shop, mirror, store, table_error_retry_max_attempts=2, table_error_retry_delay_ms=10) as run:
+        for turn in range(1, 5):
+            run.wait_for(lambda turn=turn: mirror.copies.count("orders") == turn)  # type: ignore[misc]
+            run.wait_states("ready", 2)
+            mirror.failing = {orders: ValueError("seven")}
+            shop.execute("update orders set counter = counter + 1")
+        # Each time it had come to Ready before: four failures, and the budget of two was never used up.
+        run.wait_for(lambda: mirror.copies.count("orders") == 5)
+        run.wait_states("ready", 2)
+        refused = iter(range(10))
+
+        def refuse(rows: TableRows) -> None:
+            next(refused)
+            raise ValueError("eight")
+
+        mirror.before_copy = refuse
+        mirror.failing = {orders: ValueError("seven")}
+        shop.execute("update orders set counter = counter + 1")
+        run.wait_for(lambda: _kind(store, orders) is Retry.MANUAL)
+        assert next(refused) == 2
+
+
+def _kind(store: MemoryStore, table: TableId) -> Retry | None:
+    state = store.get_table_state(table)
+    return state.retry_policy.kind if state is not None and state.retry_policy is not None else None
+
+
 def test_a_named_table_with_a_timed_policy_comes_back_through_a_new_copy(shop: Database) -> None:
     mirror = Picky()
     with running(shop, mirror) as run:
