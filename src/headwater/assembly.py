@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from pyspark.sql import SparkSession
 
-from headwater.config import CatalogType, DestinationConfig, Settings, StoreType
-from headwater.contracts.stores import PipelineStore
+from headwater.config import CatalogType, DestinationConfig, Settings
 from headwater.destinations.iceberg.destination import IcebergDestination
 from headwater.destinations.iceberg.settings import IcebergSettings
 from headwater.engine.pipeline import Pipeline
 from headwater.observability.progress import Progress
 from headwater.spark.session import SparkSettings, build_session
-from headwater.store.memory import MemoryStore
-from headwater.store.postgres import PostgresStore
+from headwater.store.from_settings import build_store
 
 
 def build(settings: Settings, *, spark: SparkSession | None = None, progress: Progress | None = None) -> Pipeline:
@@ -32,12 +30,6 @@ def build_spark(settings: Settings) -> SparkSession:
     config = {name: value.reveal() for name, value in settings.spark.conf.items()}
     spark = SparkSettings(master=settings.spark.master, driver_memory=settings.spark.driver_memory, config=config)
     return build_session(spark, iceberg_settings(settings.destination).spark_catalog())
-
-
-def build_store(settings: Settings) -> PipelineStore:
-    if settings.store.type is StoreType.MEMORY:
-        return MemoryStore()
-    return PostgresStore(settings.pipeline.store_connection.connect_settings("headwater store"), settings.pipeline.id)
 
 
 def iceberg_settings(destination: DestinationConfig) -> IcebergSettings:

@@ -7,7 +7,7 @@ between them. Columns are Arrow arrays; nothing here makes a Python object per v
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
@@ -149,6 +149,11 @@ class EventBatch:
     @classmethod
     def of(cls, changes: Changes) -> EventBatch:
         return cls(changes.tables, changes.transactions, changes.end_lsn, changes.size_bytes)
+
+    def without(self, tables: Collection[TableId]) -> EventBatch:
+        """The same transactions, less the changes of some tables."""
+        kept = {table: steps for table, steps in self.tables.items() if table not in tables}
+        return EventBatch(kept, self.transactions, self.end_lsn, self.size_bytes)
 
     @property
     def change_count(self) -> int:

@@ -6,7 +6,7 @@ from `Errored` leads through `Init` and a new copy (invariant 15).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -52,6 +52,9 @@ class TableState:
     reason: str = ""
     solution: str = ""
     retry_policy: RetryPolicy | None = None
+    membership: str = field(default="", compare=False)
+    """What made the table a member of the publication when it was copied; empty where nobody knows. Travels with the
+    state and tells no two states apart."""
 
     def __str__(self) -> str:
         return f"{self.phase.value}({self.lsn})" if self.lsn is not None else self.phase.value
@@ -96,6 +99,8 @@ TRANSITIONS: dict[tuple[Phase, Actor], frozenset[Phase]] = {
     (Phase.ERRORED, Actor.PIPELINE): frozenset({Phase.INIT}),
     (Phase.DATA_SYNC, Actor.PIPELINE): frozenset({Phase.INIT}),
     (Phase.FINISHED_COPY, Actor.PIPELINE): frozenset({Phase.INIT}),
+    (Phase.SYNC_WAIT, Actor.PIPELINE): frozenset({Phase.INIT}),
+    (Phase.CATCHUP, Actor.PIPELINE): frozenset({Phase.INIT}),
     **{(phase, Actor.USER): frozenset({Phase.INIT}) for phase in Phase},
 }
 
@@ -136,6 +141,7 @@ def state_to_json(state: TableState) -> dict[str, Any]:
             "next_retry": policy.next_retry.isoformat() if policy.next_retry else None,
             "attempts": policy.attempts,
         },
+        "membership": state.membership,
     }
 
 
@@ -153,4 +159,5 @@ def state_from_json(value: dict[str, Any]) -> TableState:
             datetime.fromisoformat(retry["next_retry"]) if retry["next_retry"] else None,
             retry["attempts"],
         ),
+        membership=value.get("membership", ""),
     )

@@ -62,8 +62,8 @@ def writing(database: Database) -> Iterator[None]:
 def _change(connection: psycopg.Connection[tuple[object, ...]], turn: int) -> None:
     with connection.transaction():
         connection.execute("update small set counter = counter + 1")
-        connection.execute("update orders set counter = counter + 1 where id % 4001 = %s", [turn % 4001])
-        connection.execute("delete from orders where id % 9973 = %s", [turn % 9973])
+        connection.execute("update orders set counter = counter + 1 where id %% 4001 = %s", [turn % 4001])
+        connection.execute("delete from orders where id %% 9973 = %s", [turn % 9973])
         connection.execute("insert into orders values (%s, 1, 'new')", [1_000_000 + turn])
         connection.execute("update orders set id = id + 1000000 where id = %s", [1_000_000 + turn - 5])
 

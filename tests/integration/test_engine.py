@@ -5,17 +5,27 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
 
 from headwater.config import InvalidatedSlotBehavior
 from headwater.contracts.stores import APPLY, WorkerType
-from headwater.errors import DestinationError, HeadwaterError, PipelineLocked, SlotError
+from headwater.errors import (
+    ConnectionLost,
+    DestinationError,
+    DestinationUnavailable,
+    HeadwaterError,
+    PipelineLocked,
+    SlotError,
+    StoreUnavailable,
+)
 from headwater.events import EventBatch, TableRows
 from headwater.lsn import EndLsn
+from headwater.schema.table import TableId
 from headwater.source.slots import apply_slot_name
+from headwater.states import TableState
 from headwater.store.memory import MemoryStore
 from headwater.store.postgres import PostgresStore
 from headwater.testing.compare import confirmed_position, wait_until
@@ -327,6 +337,55 @@ def test_invariant_10_a_lost_slot_is_an_error_unless_recreate_was_chosen(shop: D
         run.wait_caught_up()
         run.assert_equal("orders", "items")
     assert mirror.copies.count("orders") == 2
+
+
+def test_a_stop_between_two_attempts_at_a_batch_confirms_nothing_past_it(shop: Database) -> None:
+    store, mirror = MemoryStore(), MirrorDestination()
+    with running(shop, mirror, store) as run:
+        run.wait_states("ready", 2)
+        attempts: list[EventBatch] = []
+
+        def away(batch: EventBatch) -> None:
+            attempts.append(batch)
+            raise DestinationUnavailable("the lake is away", hint="wait")
+
+        mirror.before_events = away
+        shop.execute("update orders set counter = 11 where id = 1")
+        run.wait_for(lambda: len(attempts) >= 1)
+        shop.execute("update orders set counter = 12 where id = 2")
+        mirror.before_events = lambda batch: None
+        run.stop()
+    with running(shop, mirror, store) as run:
+        run.wait_caught_up()
+        run.assert_equal("orders", "items")
+
+
+class StoreThatGoesAway(MemoryStore):
+    away = False
+
+    def update_table_states(self, updates: Sequence[tuple[TableId, TableState]]) -> None:
+        if self.away:
+            raise StoreUnavailable("the store is away", hint="wait")
+        super().update_table_states(updates)
+
+
+def test_a_table_whose_worker_failed_while_the_store_was_away_is_taken_up_again(shop: Database) -> None:
+    store, mirror, failed = StoreThatGoesAway(), MirrorDestination(), threading.Event()
+
+    def fail_once(rows: TableRows) -> None:
+        if not failed.is_set():
+            store.away = True
+            failed.set()
+            raise ConnectionLost("the server went away", hint="wait")
+
+    mirror.before_copy = fail_once
+    with running(shop, mirror, store) as run:
+        assert failed.wait(30)
+        run.wait_for(lambda: bool(run.pipeline.progress.snapshot().errors))
+        store.away = False
+        run.wait_states("ready", 2)
+        run.wait_caught_up()
+        run.assert_equal("orders", "items")
 
 
 @pytest.mark.invariant(11)

@@ -22,7 +22,7 @@ PLAIN_SUMMARY_SECONDS = 5.0
 LIVE_REFRESH_PER_SECOND = 5
 MOST_TABLES_SHOWN = 20
 
-_COLOURS = {"ready": "green", "errored": "red", "init": "dim"}
+STATE_COLOURS = {"ready": "green", "errored": "red", "init": "dim"}
 
 
 def size(count: float) -> str:
@@ -146,7 +146,7 @@ def render(snapshot: ProgressSnapshot) -> RenderableType:
         phase = table.state.partition("(")[0]
         grid.add_row(
             Text(table.name),
-            Text(table.state, style=_COLOURS.get(phase, "yellow")),
+            Text(table.state, style=STATE_COLOURS.get(phase, "yellow")),
             ProgressBar(total=1.0, completed=table.copy_fraction, width=24) if table.copying else "",
             f"{table.copied_rows:,}" if table.copied_rows else "",
         )

@@ -33,8 +33,11 @@ class LazyCommand:
 
 COMMANDS = {
     "demo": LazyCommand("headwater.cli.demo", "demo", "Replicate a small shop on this machine and check every value."),
-    "resync": LazyCommand("headwater.cli.resync", "resync", "Have tables copied again at the next run."),
+    "remove": LazyCommand("headwater.cli.remove", "remove", "Give a pipeline up: its slots and its state."),
+    "resync": LazyCommand("headwater.cli.resync", "resync", "Have tables copied again."),
+    "rollback": LazyCommand("headwater.cli.rollback", "rollback", "Have a table that stopped with an error go on."),
     "run": LazyCommand("headwater.cli.run", "run", "Run a pipeline until it is stopped."),
+    "tables": LazyCommand("headwater.cli.tables", "tables", "Show each table's state, position and error."),
 }
 
 

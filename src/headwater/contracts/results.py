@@ -154,6 +154,10 @@ class PendingResult:
         if self._outcome.error is not None:
             raise self._outcome.error
 
+    def settle(self, timeout_seconds: float) -> bool:
+        """Wait until completed, whatever the outcome; False if the time was not enough."""
+        return self._outcome.wait(timeout_seconds)
+
     def wait(self, stop: threading.Event | None = None) -> None:
         """Wait until completed; raise its error, or ShutdownRequested once `stop` is set."""
         watched = stop is not None or self._deadline_seconds is not None

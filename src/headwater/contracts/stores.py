@@ -117,11 +117,20 @@ class StateStore(ABC):
     def get_table_states(self) -> Mapping[TableId, TableState]: ...
 
     @abstractmethod
-    def load_table_states(self) -> int: ...
+    def load_table_states(self) -> int:
+        """Fill the cache from persistent storage: at start, and every few seconds of a run.
+
+        So a running pipeline notices that a person asked for a new copy of a table, by setting its state to Init. It
+        must only read: an idle pipeline writes nothing (invariant 9).
+        """
 
     @abstractmethod
     def update_table_states(self, updates: Sequence[tuple[TableId, TableState]]) -> None:
-        """All or none, in cache and storage. A state that lives in memory only is refused."""
+        """All or none, in cache and storage. A state that lives in memory only is refused.
+
+        Where the storage has an Init that the cache does not know, another process has put it there to ask for a new
+        copy, and it stays; the next `load_table_states` shows it. A store that nobody else writes need not look.
+        """
 
     def update_table_state(self, table_id: TableId, state: TableState) -> None:
         self.update_table_states([(table_id, state)])

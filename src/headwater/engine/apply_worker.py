@@ -11,20 +11,22 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from headwater.contracts.results import PendingResult, WriteEventsResult
 from headwater.contracts.stores import APPLY
 from headwater.engine.bell import Bell
+from headwater.engine.board import Board
 from headwater.engine.calls import call
 from headwater.engine.ownership import ApplyOwnership, TextNeeded
 from headwater.engine.retry import WORLD, Backoff, is_worth_retrying, raise_if_not_the_tables_own
 from headwater.engine.run import Run
 from headwater.engine.slot_stream import SlotStream
-from headwater.errors import ConnectError, ConnectionLost, HeadwaterError, ShutdownRequested, SlotError, ValueOutOfRange
+from headwater.errors import HeadwaterError, ShutdownRequested, ValueOutOfRange
 from headwater.events import EventBatch
 from headwater.lsn import ZERO, EndLsn
 from headwater.schema.table import TableId
+from headwater.source.slot_errors import ahead_of_server, other_system
 from headwater.source.slots import apply_slot_name
 from headwater.states import INIT, READY, Actor, Phase, TableState, catchup
 from headwater.wire.connection import WireConnection
@@ -76,7 +78,8 @@ class ApplyWorker:
                 self._step()
             self._drain()
         except ShutdownRequested:
-            self._drain()
+            # Interrupted while waiting to write a batch again: sealing what came after it would confirm past it.
+            pass
         finally:
             self._disconnect()
 
@@ -94,10 +97,13 @@ class ApplyWorker:
             log.info("following the slot in text form from now on: %s", reason)
             self._ownership.binary = False
             self._settle_and_reconnect()
-        except (ConnectionLost, ConnectError, SlotError) as error:
+        except ShutdownRequested:
+            raise
+        except HeadwaterError as error:
             if not is_worth_retrying(error):
                 raise
-            self._wait_for_server(error)
+            # Always with a new connection: whatever was sealed and not handed on comes again.
+            self._wait_and_reconnect(error)
 
     # Connection
 
@@ -105,6 +111,7 @@ class ApplyWorker:
         run = self._run_
         connection = WireConnection.connect(run.settings, replication=True)
         try:
+            self._check_lineage(connection)
             options = run.stream_options(self._ownership.binary)
             self._stream = SlotStream(connection, self._slot, self._confirmed, options, self._bell)
         except BaseException:
@@ -117,6 +124,16 @@ class ApplyWorker:
         self._backoff.reset()
         run.progress.waiting(None)
 
+    def _check_lineage(self, connection: WireConnection) -> None:
+        """A server that is another one, or behind us, would skip what it commits up to our position (invariant 10)."""
+        (found,) = connection.query("IDENTIFY_SYSTEM")
+        expected = self._run_.server.system_identifier
+        if found["systemid"] != expected:
+            raise other_system(self._slot, expected, str(found["systemid"]))
+        flushed = EndLsn.parse(found["xlogpos"] or "")
+        if flushed < self._confirmed:
+            raise ahead_of_server(self._slot, self._confirmed, flushed)
+
     def _disconnect(self) -> None:
         if self._stream is not None:
             stream, self._stream = self._stream, None
@@ -127,10 +144,10 @@ class ApplyWorker:
         self._await_write()
         self._disconnect()
 
-    def _wait_for_server(self, error: HeadwaterError) -> None:
+    def _wait_and_reconnect(self, error: HeadwaterError) -> None:
         seconds = self._backoff.next_seconds()
-        log.warning("the source is away, trying again in %.1f s: %s", seconds, error.message)
-        self._run_.progress.waiting(f"the source: {error.message}")
+        log.warning("following the slot again in %.1f s: %s", seconds, error.message)
+        self._run_.progress.waiting(error.message)
         self._settle_and_reconnect()
         self._run_.pause(seconds)
 
@@ -157,7 +174,7 @@ class ApplyWorker:
     def _begin_write(self) -> None:
         if self._write is not None or self._paused or not self._is_due():
             return
-        batch = self._seal()
+        batch = self._cut()
         if batch is None:
             return
         self._filling_since = None
@@ -165,6 +182,13 @@ class ApplyWorker:
             self._hand_to_destination(batch)
         else:
             self._confirm(batch.end_lsn)
+
+    def _cut(self) -> EventBatch | None:
+        """Seal a batch. Whoever takes a table from us meanwhile finds it either left out or marked as being written."""
+        with self._run_.board.deciding:
+            batch = self._seal()
+            self._run_.board.writing(batch.tables if batch is not None else ())
+            return batch
 
     def _seal(self) -> EventBatch | None:
         while True:
@@ -180,14 +204,13 @@ class ApplyWorker:
         if changes is None:
             return None
         self._position = changes.end_lsn
+        batch, changed = EventBatch.of(changes), self._ownership.take_changed()
         # Recorded before the batch is: once progress is past the change of schema, nothing else would bring the table back.
-        changed = self._ownership.take_changed()
-        for table in changed:
+        for table in changed & self._run_.board.in_phase(Phase.READY, Phase.SYNC_DONE).keys():
             log.warning("table %s: its schema changed, copying it again", self._run_.board.name(table))
             self._move(table, INIT)
-        # What came of it before the change is in the new copy, which may begin while this batch is written.
-        kept = {table: steps for table, steps in changes.tables.items() if table not in changed}
-        return EventBatch.of(replace(changes, tables=kept))
+        # What came before the change is in the new copy as well; writing it now would meet that copy's own writes.
+        return batch.without(changed)
 
     def _hand_to_destination(self, batch: EventBatch) -> None:
         destination = self._run_.destination
@@ -217,6 +240,7 @@ class ApplyWorker:
             self._fail_table(table, trouble)
         self._record(write.batch.end_lsn)
         self._confirm(write.batch.end_lsn)
+        self._run_.board.writing(())
         newest = float(write.batch.transactions.commit_time_us[-1]) / 1e6 + _EPOCH_2000_SECONDS
         seconds = time.monotonic() - write.started
         self._run_.progress.batch_applied(write.batch.change_count, len(write.batch.tables), seconds, newest)
@@ -285,7 +309,10 @@ class ApplyWorker:
 
     def _hand_over(self) -> None:
         """Answer tables that wait for their turn, and take over those whose copy has come as far as we have."""
-        board = self._run_.board
+        with self._run_.board.deciding:
+            self._hand_over_decided(self._run_.board)
+
+    def _hand_over_decided(self, board: Board) -> None:
         for table, state in board.in_phase(Phase.SYNC_WAIT).items():
             # Its worker may fail at this very moment: a Catchup that nobody works at would hold all tables up for ever.
             board.move(table, catchup(self._position), Actor.APPLY, only_from=state)
@@ -319,7 +346,7 @@ class ApplyWorker:
             # A batch that failed and was to be tried again after a pause: nothing behind it may be recorded.
             if self._position > self._confirmed or self._run_.board.in_phase(Phase.CATCHUP):
                 return
-            batch = self._seal()
+            batch = self._cut()
             if batch is not None and batch.tables:
                 self._hand_to_destination(batch)
                 self._await_write()

@@ -2,13 +2,19 @@
 
 States that live in memory only are kept here and nowhere else; all others are recorded by the store before anybody sees
 them. Every change is checked against the table of transitions.
+
+Who wins when a person changes states in the store meanwhile: the person, and only by Init, which asks for a new copy. The
+store keeps such an Init against what a worker records over it, `changed_outside` finds it, and the table is copied again once
+its worker has ended. Any other state that is written from outside is not ours: it is ignored and overwritten by the
+table's next transition.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from headwater.config.pipeline import PipelineConfig
@@ -27,11 +33,16 @@ class Board:
         self._store = store
         self._progress = progress
         self._lock = threading.Lock()
-        self._moving = threading.Lock()
-        """Held from the check to the change: of two workers that move a table at once, the second sees the first's state."""
+        # Around store and memory together, so that whoever compares the two sees no half of a change.
+        self._recording = threading.RLock()
+        self.deciding = threading.RLock()
+        """Held by the apply worker while it decides whose changes go into a batch, and by whoever takes a table from it.
+        Taken before any other lock of ours."""
         self._states: dict[TableId, TableState] = {}
         self._names: dict[TableId, TableName] = {}
+        self._memberships: dict[TableId, str] = {}
         self._failures: dict[TableId, int] = {}
+        self._being_written: frozenset[TableId] = frozenset()
         self._listeners: list[Callable[[], None]] = []
 
     def listen(self, listener: Callable[[], None]) -> None:
@@ -39,24 +50,68 @@ class Board:
         with self._lock:
             self._listeners.append(listener)
 
-    def load(self, table_id: TableId, name: TableName, state: TableState | None) -> None:
-        """Take a table in as the store has it; one without a state begins at Init."""
-        if state is None:
-            state = INIT
-            self._store.update_table_state(table_id, state)
+    def unlisten(self, listener: Callable[[], None]) -> None:
         with self._lock:
-            self._names[table_id], self._states[table_id] = name, state
-            if state.retry_policy is not None:
-                self._failures[table_id] = state.retry_policy.attempts
-        self._progress.table_state(table_id, str(name), str(state))
+            self._listeners.remove(listener)
+
+    def load(self, table_id: TableId, name: TableName, state: TableState | None, membership: str = "") -> None:
+        """Take a table in as the store has it; one without a state begins at Init.
+
+        `membership` is what makes it a member now: it is recorded with every state from here on.
+        """
+        with self._recording:
+            if state is None:
+                state = replace(INIT, membership=membership)
+                self._store.update_table_state(table_id, state)
+            with self._lock:
+                self._names[table_id], self._states[table_id] = name, state
+                self._memberships[table_id] = membership
+                if state.retry_policy is not None:
+                    self._failures[table_id] = state.retry_policy.attempts
+            self._progress.table_state(table_id, str(name), str(state))
         self._tell()
 
     def forget(self, table_id: TableId) -> None:
-        with self._lock:
-            self._states.pop(table_id, None)
-            self._names.pop(table_id, None)
-        self._progress.table_removed(table_id)
+        """From the return of this on no batch is cut with changes of the table; one that is being written may have some."""
+        with self.deciding, self._recording:
+            with self._lock:
+                self._states.pop(table_id, None)
+                self._names.pop(table_id, None)
+                self._memberships.pop(table_id, None)
+                self._failures.pop(table_id, None)
+            self._progress.table_removed(table_id)
         self._tell()
+
+    def rename(self, table_id: TableId, name: TableName) -> None:
+        with self._recording:
+            with self._lock:
+                state = self._states.get(table_id)
+                if state is None or self._names[table_id] == name:
+                    return
+                self._names[table_id] = name
+            self._progress.table_state(table_id, str(name), str(state))
+
+    def reset(self, table_id: TableId, membership: str | None = None) -> None:
+        """Back to Init, whatever the state: the table's worker must have ended. A whole budget of attempts is given."""
+        with self.deciding, self._recording:
+            with self._lock:
+                state = self._states.get(table_id)
+                if membership is not None and table_id in self._memberships:
+                    self._memberships[table_id] = membership
+                self._failures.pop(table_id, None)
+            if state is not None and state.phase is not Phase.INIT:
+                self.move(table_id, INIT, Actor.USER)
+
+    def changed_outside(self) -> list[TableId]:
+        """Tables that somebody has set to Init in the store, and that are not there here. Only reads."""
+        with self._recording:
+            self._store.load_table_states()
+            stored = self._store.get_table_states()
+            asked = [table for table, state in stored.items() if state.phase is Phase.INIT]
+            with self._lock:
+                return [
+                    table for table in asked if table in self._states and self._states[table].phase is not Phase.INIT
+                ]
 
     def get(self, table_id: TableId) -> TableState | None:
         with self._lock:
@@ -74,25 +129,37 @@ class Board:
         with self._lock:
             return {table: state for table, state in self._states.items() if state.phase in phases}
 
+    def writing(self, tables: Iterable[TableId]) -> None:
+        """The apply worker's batch has changes of these tables; none, once it is written and recorded."""
+        with self._lock:
+            self._being_written = frozenset(tables)
+
+    def is_being_written(self, table_id: TableId) -> bool:
+        """Whether the destination may be at work on the table for the apply worker."""
+        with self.deciding, self._lock:
+            return table_id in self._being_written
+
     def move(self, table_id: TableId, state: TableState, actor: Actor, *, only_from: TableState | None = None) -> bool:
         """Change a table's state: checked, recorded if it is of the recorded kind, then visible to all.
 
         With `only_from`, nothing happens unless the table is still in that state: for an answer to what somebody else
         asked, who may have given up meanwhile. Says whether the state is now the new one.
         """
-        with self._moving:
-            before = self.get(table_id)
+        # One change at a time, from the look to the record: two that both passed the check could not both be right.
+        with self._recording:
+            with self._lock:
+                before = self._states.get(table_id)
+                membership = self._memberships.get(table_id, "")
             if before is None or (only_from is not None and before != only_from):
                 return False
             check_transition(table_id, before, state, actor)
+            state = replace(state, membership=membership)
             if state.persisted:
                 self._store.update_table_state(table_id, state)
             with self._lock:
-                if table_id not in self._states:
-                    return False
                 self._states[table_id] = state
-        log.info("table %s: %s -> %s", self.name(table_id), before, state)
-        self._progress.table_state(table_id, self.name(table_id), str(state))
+            log.info("table %s: %s -> %s", self.name(table_id), before, state)
+            self._progress.table_state(table_id, self.name(table_id), str(state))
         self._tell()
         return True
 

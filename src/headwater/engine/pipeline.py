@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from headwater.config.pipeline import PipelineConfig
@@ -17,13 +18,16 @@ from headwater.contracts.stores import PipelineStore
 from headwater.engine.apply_worker import ApplyWorker
 from headwater.engine.board import Board
 from headwater.engine.opening import open_slot, settle_states
-from headwater.engine.retry import is_worth_retrying
+from headwater.engine.retry import WORLD, is_worth_retrying
 from headwater.engine.run import Run
 from headwater.engine.source_rows import SourceRows
+from headwater.engine.stop import Stop
 from headwater.engine.tables import TableSyncPool
+from headwater.engine.watch import Watch
 from headwater.errors import HeadwaterError, PipelineLocked, SparkLost
 from headwater.observability.progress import Progress
 from headwater.source.lock import PipelineLock
+from headwater.source.membership import memberships
 from headwater.source.preflight import raise_for_errors, run_preflight
 from headwater.source.publication import published_tables
 from headwater.source.server import server_facts
@@ -60,7 +64,7 @@ class Pipeline:
         self._spark = spark
         self._settings = config.pg_connection.connect_settings(f"headwater_{config.id}")
         self._lock = PipelineLock(self._settings, config.id)
-        self._stop = threading.Event()
+        self._stop = Stop()
         self._ended = threading.Event()
         self._error: HeadwaterError | None = None
         self._thread: threading.Thread | None = None
@@ -79,12 +83,12 @@ class Pipeline:
             )
         self._lock.acquire()
         try:
-            worker, pool = self._open()
+            worker, pool, watch = self._open()
         except BaseException:
             self._close()
             raise
         self._thread = threading.Thread(
-            target=self._supervise, args=(worker, pool), name=f"headwater-pipeline-{self.config.id}", daemon=True
+            target=self._supervise, args=(worker, pool, watch), name=f"headwater-pipeline-{self.config.id}", daemon=True
         )
         self._thread.start()
 
@@ -103,7 +107,7 @@ class Pipeline:
         """Ask for an orderly stop: batches under way are finished, recorded and confirmed. Returns at once."""
         self._stop.set()
 
-    def _open(self) -> tuple[ApplyWorker, TableSyncPool]:
+    def _open(self) -> tuple[ApplyWorker, TableSyncPool, Watch]:
         config = self.config
         with connect(self._settings) as connection:
             findings = run_preflight(
@@ -132,21 +136,25 @@ class Pipeline:
                 server,
                 self._stop,
             )
+            # The members first: what changes between the two is then found by the first look.
+            members = memberships(connection, config.publication_name)
             tables = published_tables(connection, config.publication_name)
             start = open_slot(run, connection)
-            settle_states(run, connection, tables)
+            settle_states(run, connection, tables, members)
         rows = SourceRows(self._settings)
         self._destination.start(RunContext(config.id, server.system_identifier, rows.read))
         self._destination_started = True
-        return ApplyWorker(run, start), TableSyncPool(run, tables, self._fail)
+        pool = TableSyncPool(run, tables, self._fail)
+        return ApplyWorker(run, start), pool, Watch(run, pool, members)
 
-    def _supervise(self, worker: ApplyWorker, pool: TableSyncPool) -> None:
+    def _supervise(self, worker: ApplyWorker, pool: TableSyncPool, watch: Watch) -> None:
         apply_thread = threading.Thread(target=self._run_apply, args=(worker,), name="headwater-apply", daemon=True)
         apply_thread.start()
         watched = 0.0
         try:
             while not self._stop.is_set():
-                pool.start_due()
+                watch.look_if_due()
+                self._start_due(pool)
                 if time.monotonic() - watched > _WATCH_SECONDS:
                     self._watch()
                     watched = time.monotonic()
@@ -158,10 +166,21 @@ class Pipeline:
             worker.wake()
             # After a lost JVM nothing of a write can end in order; the threads die with the process.
             lost = isinstance(self._error, SparkLost)
-            apply_thread.join(2.0 if lost else None)
-            pool.join(2.0 if lost else _PATIENCE_SECONDS)
-            self._close()
-            self._ended.set()
+            try:
+                apply_thread.join(2.0 if lost else None)
+                pool.join(2.0 if lost else _PATIENCE_SECONDS)
+                watch.close()
+                self._close()
+            finally:
+                self._ended.set()
+
+    def _start_due(self, pool: TableSyncPool) -> None:
+        try:
+            pool.start_due()
+        except WORLD as error:
+            # Asked again in the next round: a store out of reach is no reason to end the run (invariant 15).
+            log.warning("tables have to wait: %s", error)
+            self._stop.wait(_WATCH_SECONDS)
 
     def _run_apply(self, worker: ApplyWorker) -> None:
         try:
@@ -204,12 +223,16 @@ class Pipeline:
     def _close(self) -> None:
         if self._destination_started:
             self._destination_started = False
-            try:
-                self._destination.shutdown()
-            except Exception as error:
-                log.warning("the destination's shutdown failed: %s", error)
-        self._store.close()
-        self._lock.release()
+            self._end("the destination's shutdown", self._destination.shutdown)
+        self._end("closing the store", self._store.close)
+        self._end("releasing the pipeline's lock", self._lock.release)
+
+    @staticmethod
+    def _end(what: str, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:
+            log.warning("%s failed: %s", what, error)
 
 
 def _as_headwater(error: Exception) -> HeadwaterError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ from headwater.contracts.destination import Destination
 from headwater.contracts.stores import PipelineStore
 from headwater.engine.board import Board
 from headwater.engine.slot_stream import StreamOptions
+from headwater.engine.stop import Stop
 from headwater.errors import ShutdownRequested
 from headwater.observability.progress import Progress
 from headwater.schema.table import ReplicatedTableSchema, SnapshotId, TableId
@@ -35,7 +35,7 @@ class Run:
     progress: Progress
     board: Board
     server: ServerFacts
-    stop: threading.Event = field(default_factory=threading.Event)
+    stop: Stop = field(default_factory=Stop)
 
     @property
     def deadline_seconds(self) -> float | None:

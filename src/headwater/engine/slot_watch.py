@@ -9,31 +9,34 @@ import time
 from headwater.engine.run import Run
 from headwater.errors import HeadwaterError
 from headwater.source.exported_snapshot import waits_for_each_other
-from headwater.source.publication import PublishedTable
 from headwater.source.session import Connection
 from headwater.source.slot_check import blockers
 from headwater.wire.connection import WireConnection
 
 log = logging.getLogger(__name__)
 
+NO_LOCK = -1
 _LOOK_SECONDS = 0.5
 _SAY_AFTER_SECONDS = 5.0
 
 
 class SlotWatch:
-    """Runs in a thread of its own while the slot is made; cancels the making on a stop, or to let a statement go first."""
+    """Runs in a thread of its own while the slot is made; cancels the making on a stop, or to let a statement go first.
+
+    `lock_pid` is the session that holds our table lock, or NO_LOCK.
+    """
 
     def __init__(
         self,
         run: Run,
-        table: PublishedTable,
+        what: str,
         admin: Connection,
         lock_pid: int,
         application_name: str,
         making: WireConnection,
     ) -> None:
         self._run_ = run
-        self._table = table
+        self._what = what
         self._admin = admin
         self._lock_pid = lock_pid
         self._application_name = application_name
@@ -55,8 +58,8 @@ class SlotWatch:
                     said = time.monotonic()
                     self._say()
         except HeadwaterError as error:
-            log.info("table %s: nobody can say what its slot waits for: %s", self._table.name, error.message)
+            log.info("%s: nobody can say what its slot waits for: %s", self._what, error.message)
 
     def _say(self) -> None:
         names = "; ".join(str(blocker) for blocker in blockers(self._admin)) or "transactions that have just begun"
-        log.warning("table %s: making its slot waits for %s", self._table.name, names)
+        log.warning("%s: making its slot waits for %s", self._what, names)

@@ -12,6 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from headwater.contracts.results import (
@@ -36,7 +37,7 @@ from headwater.schema.table import ReplicatedTableSchema, SnapshotId, quote_iden
 from headwater.source.catalog import load_table_schemas
 from headwater.source.copy_read import copy_batches
 from headwater.source.exported_snapshot import TableLock, table_lock, waits_for_each_other
-from headwater.source.publication import PublishedTable
+from headwater.source.publication import PublishedTable, published_tables
 from headwater.source.server import flush_lsn
 from headwater.source.session import Connection, connect
 from headwater.source.slots import drop_slot, sync_slot_name
@@ -51,6 +52,7 @@ _CLOSE_BYTES = 1 << 20
 _STILL_GAINING = 0.7
 """Under steady traffic the distance shrinks to what is committed during one write, and no further: then is the time to ask."""
 _LOOK_SECONDS = 0.2
+_SETTLE_SECONDS = 30.0
 
 
 class SchemaChangedMeanwhile(HeadwaterError):
@@ -77,9 +79,12 @@ class TableSyncWorker:
     """Runs in a thread of its own (`run`), once; the pipeline starts another for another attempt."""
 
     def __init__(self, run: Run, table: PublishedTable, on_fatal: Callable[[HeadwaterError], None]) -> None:
-        self._run_ = run
+        # With a stop of its own: a table that leaves, or is to be copied anew, is no reason for the others to stop.
+        self._run_ = replace(run, stop=run.stop.part())
+        self._whole_run = run
         self._table = table
         self._on_fatal = on_fatal
+        self._pending: PendingResult | None = None
         self._bell = Bell()
         self._slot_name = sync_slot_name(run.config.id, table.id)
         self._settings = replace(run.settings, application_name=self._slot_name)
@@ -88,8 +93,29 @@ class TableSyncWorker:
         self.left_slot: str | None = None
         """Set when the slot could not be dropped: somebody has to, or it holds WAL for ever."""
 
+    def stop(self) -> None:
+        """Ask for an end, from any thread. Nothing is recorded; the slot stays and is the pool's to drop."""
+        self._run_.stop.set()
+
     def run(self) -> None:
-        self._run_.board.listen(self._bell.ring)
+        ring = self._bell.ring
+        self._run_.board.listen(ring)
+        try:
+            self._attempt()
+        finally:
+            self._run_.board.unlisten(ring)
+            self._await_destination()
+
+    def _await_destination(self) -> None:
+        """Another attempt, or the end of the table, comes only after this one has left the destination.
+
+        At a stop of the whole run nobody comes after us, and nobody waits.
+        """
+        if self._pending is not None:
+            with suppress(HeadwaterError):
+                self._pending.wait(self._whole_run.stop)
+
+    def _attempt(self) -> None:
         try:
             self._sync()
         except ShutdownRequested:
@@ -144,7 +170,7 @@ class TableSyncWorker:
         old = run.stored_schema(self._table.id)
         if old is not None:
             drop = run.destination.drop_table_for_copy
-            dropping = call(
+            dropping = self._pending = call(
                 "headwater-drop", DropTableForCopyResult(), lambda result: drop(old, result), run.deadline_seconds
             )
             dropping.wait(run.stop)
@@ -155,6 +181,9 @@ class TableSyncWorker:
         with table_lock(self._settings, [self._table.id]) as lock:
             slot = self._make_slot(admin, lock)
             try:
+                # Read again under the lock: row filter and column list may be others than when the table joined.
+                published = {t.id: t for t in published_tables(lock.connection, run.config.publication_name)}
+                self._table = published.get(self._table.id, self._table)
                 found = load_table_schemas(
                     lock.connection, [self._table.id], run.config.publication_name, SnapshotId(slot.start.value)
                 )
@@ -176,7 +205,7 @@ class TableSyncWorker:
     def _make_slot(self, admin: Connection, lock: TableLock) -> _Slot:
         connection = WireConnection.connect(self._settings, replication=True)
         made = threading.Event()
-        watch = SlotWatch(self._run_, self._table, admin, lock.backend_pid, self._slot_name, connection)
+        watch = SlotWatch(self._run_, f"table {self._table.name}", admin, lock.backend_pid, self._slot_name, connection)
         watcher = threading.Thread(
             target=watch.run, args=(made,), name=f"headwater-wait-{self._slot_name}", daemon=True
         )
@@ -219,7 +248,7 @@ class TableSyncWorker:
             make_dataframe=lambda: copying.dataframe(settings, slot.exported_snapshot, schema),
             batches=lambda: copy_batches(settings, slot.exported_snapshot, plan, schema),
         )
-        pending = call(
+        pending = self._pending = call(
             f"headwater-copy-{self._table.name}",
             WriteTableRowsResult(),
             lambda result: copying.in_job_group(lambda: run.destination.write_table_rows(schema, rows, result)),
@@ -227,8 +256,11 @@ class TableSyncWorker:
         )
         try:
             self._await_copy(pending, lock, copying)
-        except (ShutdownRequested, GaveWay):
+        except HeadwaterError as error:
             copying.cancel()
+            if not isinstance(error, ShutdownRequested):
+                # The attempt ends for certain before another may begin (invariant 6).
+                pending.settle(_SETTLE_SECONDS)
             raise
         lock.check()
         copying.finished()
@@ -289,30 +321,33 @@ class TableSyncWorker:
             )
         batch = EventBatch.of(changes)
         if batch.tables:
-            self._write_events(batch)
-            run.store.upsert_replication_progress(WorkerType(self._table.id), batch.end_lsn)
+            self._persist(lambda: self._write_events(batch))
+            worker = WorkerType(self._table.id)
+            self._persist(lambda: run.store.upsert_replication_progress(worker, batch.end_lsn))
         stream.confirm(batch.end_lsn)
         return batch.end_lsn
 
     def _write_events(self, batch: EventBatch) -> None:
-        run, backoff = self._run_, Backoff(0.5)
+        run, name = self._run_, f"headwater-catchup-{self._table.name}"
         write = run.destination.write_events
+        pending = self._pending = call(
+            name, WriteEventsResult(), lambda result: write(batch, result), run.deadline_seconds
+        )
+        pending.wait(run.stop)
+        for error in pending.table_errors.values():
+            raise error
+
+    def _persist(self, work: Callable[[], object]) -> None:
+        """Do it again while the destination or the store is away: that is no reason to throw a finished copy away."""
+        backoff = Backoff(0.5)
         while True:
-            pending = call(
-                f"headwater-catchup-{self._table.name}",
-                WriteEventsResult(),
-                lambda result: write(batch, result),
-                run.deadline_seconds,
-            )
             try:
-                pending.wait(run.stop)
-                for error in pending.table_errors.values():
-                    raise error
+                work()
                 return
             except WORLD as error:
                 seconds = backoff.next_seconds()
-                log.warning("table %s: writing failed, trying again in %.1f s: %s", self._table.name, seconds, error)
-                run.pause(seconds)
+                log.warning("table %s: trying again in %.1f s: %s", self._table.name, seconds, error)
+                self._run_.pause(seconds)
 
     # Failure
 
@@ -348,7 +383,7 @@ class TableSyncWorker:
         if state is None:
             return
         if isinstance(error, (*WORLD, SchemaChangedMeanwhile, GaveWay)):
-            self.wait_seconds = 0.0 if isinstance(error, SchemaChangedMeanwhile) else 1.0
+            self.wait_seconds = 1.0
             if state.phase not in (Phase.INIT, Phase.DATA_SYNC):
                 run.board.move(self._table.id, INIT, Actor.TABLE_SYNC)
             elif state.phase is Phase.DATA_SYNC:

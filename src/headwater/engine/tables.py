@@ -5,22 +5,24 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 
 from headwater.engine.bell import Bell
 from headwater.engine.run import Run
 from headwater.engine.table_sync import TableSyncWorker
-from headwater.errors import HeadwaterError, Retry
+from headwater.errors import HeadwaterError, Retry, StoreUnavailable
 from headwater.schema.table import TableId
 from headwater.source.publication import PublishedTable
 from headwater.source.session import connect
-from headwater.source.slots import drop_slot
+from headwater.source.slots import drop_slot, sync_slot_name
 from headwater.states import INIT, Actor, Phase, TableState
 
 log = logging.getLogger(__name__)
 
 _DROP_AGAIN_SECONDS = 2.0
+_WITHOUT_WORKER = frozenset({Phase.DATA_SYNC, Phase.FINISHED_COPY, Phase.SYNC_WAIT, Phase.CATCHUP})
+"""A worker's phases: a table found in one of them without a worker lost it while the store was away."""
 
 
 class TableSyncPool:
@@ -33,13 +35,46 @@ class TableSyncPool:
         self._active: dict[TableId, tuple[TableSyncWorker, threading.Thread]] = {}
         self._not_before: dict[TableId, float] = {}
         self._left_slots: dict[TableId, str] = {}
+        self._leaving: set[TableId] = set()
+        self._copy_again: dict[TableId, str | None] = {}
         self._drop_again_at = 0.0
         self.bell = Bell()
         run.board.listen(self.bell.ring)
 
+    def tables(self) -> Mapping[TableId, PublishedTable]:
+        return self._tables
+
+    def refresh(self, table: PublishedTable) -> None:
+        """The publication says something else of a table that stays: another name, another row filter."""
+        self._tables[table.id] = table
+        self._run.board.rename(table.id, table.name)
+
+    def take_in(self, table: PublishedTable, membership: str) -> bool:
+        """A table joined: Init, then copied and followed. False while what it left behind earlier is still being cleared."""
+        if table.id in self._leaving:
+            return False
+        self._run.board.load(table.id, table.name, None, membership)
+        self._tables[table.id] = table
+        return True
+
+    def let_go(self, table_id: TableId) -> None:
+        """A table left: no batch is cut with changes of it from here on. What we hold of it goes when nobody uses it."""
+        del self._tables[table_id]
+        self._copy_again.pop(table_id, None)
+        self._not_before.pop(table_id, None)
+        self._run.board.forget(table_id)
+        self._leaving.add(table_id)
+        self._stop_worker(table_id)
+
+    def copy_again(self, table_id: TableId, membership: str | None = None) -> None:
+        """Stop the table's worker, if it has one, and begin at Init. The others are not disturbed."""
+        self._copy_again[table_id] = membership if membership is not None else self._copy_again.get(table_id)
+        self._stop_worker(table_id)
+
     def start_due(self) -> None:
         """Start workers for tables that wait for one, the largest first: they take longest."""
         self._collect()
+        self._settle()
         self._drop_left_slots()
         free = self._run.config.max_table_sync_workers - len(self._active)
         if free <= 0:
@@ -55,6 +90,24 @@ class TableSyncPool:
         deadline = time.monotonic() + timeout_seconds
         for _, thread in self._active.values():
             thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _stop_worker(self, table_id: TableId) -> None:
+        if table_id in self._active:
+            self._active[table_id][0].stop()
+
+    def _settle(self) -> None:
+        """End what was asked for tables whose workers have ended."""
+        for table_id, membership in list(self._copy_again.items()):
+            if table_id not in self._active:
+                self._run.board.reset(table_id, membership)
+                self._not_before.pop(table_id, None)
+                del self._copy_again[table_id]
+        for table_id in list(self._leaving):
+            # The destination records the table's watermark with a batch: purged before, it would come back.
+            if table_id not in self._active and not self._run.board.is_being_written(table_id):
+                self._run.store.delete_table_state(table_id)
+                self._left_slots[table_id] = sync_slot_name(self._run.config.id, table_id)
+                self._leaving.remove(table_id)
 
     def _run_worker(self, worker: TableSyncWorker) -> None:
         try:
@@ -91,10 +144,17 @@ class TableSyncPool:
         for table_id, state in self._run.board.all().items():
             if table_id in self._active or table_id not in self._tables:
                 continue
+            if self._run.board.is_being_written(table_id):
+                continue
             if time.monotonic() < self._not_before.get(table_id, 0.0):
                 continue
-            if state.phase is Phase.ERRORED and _retry_is_due(state):
-                self._run.board.move(table_id, INIT, Actor.PIPELINE)
+            if state.phase in _WITHOUT_WORKER or (state.phase is Phase.ERRORED and _retry_is_due(state)):
+                try:
+                    self._run.board.move(table_id, INIT, Actor.PIPELINE, only_from=state)
+                except StoreUnavailable as error:
+                    log.info("table %s is tried again once the store is back: %s", table_id, error.message)
+                    self._not_before[table_id] = time.monotonic() + _DROP_AGAIN_SECONDS
+                    continue
                 due.append(table_id)
             elif state.phase is Phase.INIT:
                 due.append(table_id)

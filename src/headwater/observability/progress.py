@@ -121,7 +121,9 @@ class Progress:
 
     def _copy(self, table_id: int, **changes: float) -> None:
         with self._changed:
-            base = self._tables.get(table_id) or TableProgress(table_id, str(table_id), "")
+            base = self._tables.get(table_id)
+            if base is None:
+                return  # removed while its copy was still under way: a report must not bring it back
             self._tables[table_id] = replace(base, **changes)  # type: ignore[arg-type]
             self._changed.notify_all()
 

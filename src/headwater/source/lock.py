@@ -14,7 +14,7 @@ from dataclasses import replace
 import psycopg
 
 from headwater.errors import PipelineLocked
-from headwater.source.session import Connection, connect, translated
+from headwater.source.session import Connection, connect, translated, translating
 from headwater.wire.settings import ConnectSettings, KeepaliveSettings
 
 # "hdwt" as a number: the first half of the key, so that other users of advisory locks are not in the way.
@@ -32,6 +32,19 @@ WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 2
 """
 
 
+def lock_key(pipeline_id: int) -> int:
+    """The second half of the key is a signed 32 bit number for the server."""
+    low = pipeline_id & 0xFFFFFFFF
+    return low - (1 << 32) if low >= 1 << 31 else low
+
+
+def is_locked(connection: Connection, pipeline_id: int) -> bool:
+    """Whether somebody runs the pipeline, or holds its lock for another reason, at this moment."""
+    with translating(f"looking for the lock of pipeline {pipeline_id}"):
+        row = connection.execute(_HOLDER, (LOCK_CLASS, lock_key(pipeline_id) & 0xFFFFFFFF)).fetchone()
+    return row is not None
+
+
 class PipelineLock:
     """May be used from several threads. `acquire()` before anything else of a run, `release()` after everything."""
 
@@ -40,12 +53,6 @@ class PipelineLock:
         self._pipeline_id = pipeline_id
         self._guard = threading.Lock()
         self._connection: Connection | None = None
-
-    @property
-    def _key(self) -> int:
-        """The second half of the key is a signed 32 bit number for the server."""
-        low = self._pipeline_id & 0xFFFFFFFF
-        return low - (1 << 32) if low >= 1 << 31 else low
 
     def acquire(self, wait_seconds: float = 5.0) -> None:
         """Take the lock or raise PipelineLocked with its holder.
@@ -78,7 +85,7 @@ class PipelineLock:
                 "SELECT set_config(name, value, false) FROM unnest(%s::text[], %s::text[]) AS wanted(name, value)",
                 (list(wanted), list(wanted.values())),
             )
-            connection.execute("SELECT pg_advisory_lock(%s::int, %s::int)", (LOCK_CLASS, self._key))
+            connection.execute("SELECT pg_advisory_lock(%s::int, %s::int)", (LOCK_CLASS, lock_key(self._pipeline_id)))
             connection.execute("SET lock_timeout = 0")
         except psycopg.errors.LockNotAvailable:
             raise self._held_by_another(connection) from None
@@ -87,7 +94,7 @@ class PipelineLock:
 
     def _held_by_another(self, connection: Connection) -> PipelineLocked:
         with suppress(psycopg.Error):
-            row = connection.execute(_HOLDER, (LOCK_CLASS, self._key & 0xFFFFFFFF)).fetchone()
+            row = connection.execute(_HOLDER, (LOCK_CLASS, lock_key(self._pipeline_id) & 0xFFFFFFFF)).fetchone()
             if row is not None:
                 pid, application, user, address, since = row
                 seen = {"application": application, "user": user, "address": address, "since": since}

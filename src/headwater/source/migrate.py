@@ -69,7 +69,7 @@ def apply_migrations(connection: Connection, component: str, migrations: list[Mi
         if migration.version in applied:
             continue
         with connection.transaction():
-            connection.execute("SELECT pg_advisory_xact_lock(%s::int, %s::int)", _LOCK)
+            hold_migrations(connection)
             if migration.version in _applied(connection, component):
                 continue
             # IF NOT EXISTS alone asks for the right to create even where nothing is to be created.
@@ -84,6 +84,11 @@ def apply_migrations(connection: Connection, component: str, migrations: list[Mi
             )
             count += 1
     return count
+
+
+def hold_migrations(connection: Connection) -> None:
+    """Keep everybody else from migrating until the end of the transaction."""
+    connection.execute("SELECT pg_advisory_xact_lock(%s::int, %s::int)", _LOCK)
 
 
 def _exists(connection: Connection, query: str) -> bool:

@@ -24,9 +24,10 @@ from headwater.contracts.stores import (
 from headwater.lsn import EndLsn
 from headwater.schema.table import SnapshotId, TableId, TableSchema, schema_from_json, schema_to_json
 from headwater.source.migrate import apply_migrations, read_migrations
-from headwater.states import INIT, TableState, state_from_json, state_to_json
+from headwater.states import INIT, Phase, TableState, state_from_json, state_to_json
 from headwater.store.connection import StoreConnection
 from headwater.store.memory import MemoryStore, nothing_to_roll_back_to, refuse_memory_only, table_of
+from headwater.store.removal import is_there, remove_pipeline
 from headwater.wire.settings import ConnectSettings
 
 COMPONENT = "store"
@@ -48,6 +49,14 @@ class PostgresStore(PipelineStore):
 
     def close(self) -> None:
         self._connection.close()
+
+    def exists(self) -> bool:
+        """Whether there is anything to load: a store that was never started has no tables. Makes none, unlike `start`."""
+        return self._connection.use(is_there)
+
+    def remove(self) -> bool:
+        """Delete all state of this pipeline, for good; whether it was the last one, so that the namespace went too."""
+        return self._connection.use(lambda connection: remove_pipeline(connection, self._pipeline_id))
 
     def get_table_schema(self, table_id: TableId, snapshot_id: SnapshotId) -> TableSchema | None:
         if self._schemas_loaded:
@@ -110,7 +119,9 @@ class PostgresStore(PipelineStore):
             changed = sorted((id, state) for id, state in dict(updates).items() if known.get(id) != state)
             if changed:
                 states = [_json(state_to_json(state)) for _, state in changed]
-                self._run("update_states", tables=[table_id for table_id, _ in changed], states=states)
+                past_init = [id for id, _ in changed if id in known and known[id].phase is not Phase.INIT]
+                tables = [table_id for table_id, _ in changed]
+                self._run("update_states", tables=tables, states=states, past_init=past_init)
                 self._cache.update_table_states(changed)
 
     def rollback_table_state(self, table_id: TableId) -> TableState:

@@ -4,7 +4,8 @@
 SELECT table_id, state FROM headwater.table_states WHERE pipeline_id = %(pipeline)s
 
 -- name: update_states
--- A state that is already there is not written again: sent twice, it must not push itself into the history.
+-- A state that is already there is not written again: sent twice, it must not push itself into the history. Nor is one
+-- written over an Init that we do not know of: somebody asked for a new copy, and must not be overruled unheard.
 INSERT INTO headwater.table_states AS t (pipeline_id, table_id, state)
 SELECT %(pipeline)s, u.table_id, u.state
 FROM unnest(%(tables)s::bigint[], %(states)s::jsonb[]) AS u(table_id, state)
@@ -13,6 +14,7 @@ SET state = excluded.state,
     history = jsonb_path_query_array(jsonb_build_array(t.state) || t.history, '$[0 to 15]'),
     updated_at = now()
 WHERE t.state IS DISTINCT FROM excluded.state
+  AND (t.state ->> 'phase' <> 'init' OR t.table_id <> ALL (%(past_init)s::bigint[]))
 
 -- name: current_state
 SELECT state, history -> 0 FROM headwater.table_states WHERE pipeline_id = %(pipeline)s AND table_id = %(table)s

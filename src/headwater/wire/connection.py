@@ -42,6 +42,8 @@ _PINNED = MappingProxyType(
         "statement_timeout": "0",
         "lock_timeout": "0",
         "idle_in_transaction_session_timeout": "0",
+        # Names in text (regclass, row filters) are printed for this path, in copy and stream alike.
+        "search_path": "pg_catalog",
     }
 )
 # Unknown to older servers, which refuse a startup packet that names them: (first version, setting).

@@ -26,13 +26,19 @@ class Relation:
     replica_identity: str
     columns: tuple[RelationColumn, ...]
 
+    @property
+    def _identity(self) -> str:
+        """An identity index that was dropped leaves the table marked with it, and no identity."""
+        lost_index = self.replica_identity == "i" and not any(column.key for column in self.columns)
+        return "n" if lost_index else self.replica_identity
+
     def matches(self, schema: ReplicatedTableSchema) -> bool:
         """Whether rows of this relation are rows of that schema: same columns, types, order and identity."""
         # With identity FULL every column is flagged, so the flags tell nothing about the key.
         flagged = {column.name for column in self.columns if column.key}
         return (
             self.name == schema.name
-            and self.replica_identity == schema.table_schema.replica_identity.value
+            and self._identity == schema.table_schema.replica_identity.value
             and (self.replica_identity == "f" or flagged == schema.identity)
             and [(c.name, c.type_oid, c.typmod) for c in self.columns]
             == [(c.name, c.type.oid, c.typmod) for c in schema.columns]

@@ -47,6 +47,8 @@ class IcebergDestination(Destination):
         self._store = store
         self._settings = settings
         self._sessions = SessionPool(spark, settings.catalog, settings.spark_catalog())
+        # A copy holds its session for as long as it takes: with one pool, eight of them would leave none for changes.
+        self._copy_sessions = SessionPool(spark, settings.catalog, settings.spark_catalog())
         self._batches = ThreadPoolExecutor(thread_name_prefix="headwater-lake-batch")
         self._tables = ThreadPoolExecutor(settings.max_parallel_tables, thread_name_prefix="headwater-lake-table")
         self._count_lock = threading.Lock()
@@ -94,7 +96,7 @@ class IcebergDestination(Destination):
         self, replicated_table_schema: ReplicatedTableSchema, table_rows: TableRows, result: WriteTableRowsResult
     ) -> None:
         try:
-            with self._sessions.session(f"copy {replicated_table_schema.name}") as session:
+            with self._copy_sessions.session(f"copy {replicated_table_schema.name}") as session:
                 metadata = self._copy(session, replicated_table_schema, table_rows)
             self._store.store_destination_table_metadata(replicated_table_schema.id, metadata)
         except Exception as error:
@@ -116,12 +118,22 @@ class IcebergDestination(Destination):
                     for table_id, steps in work.items()
                 }
                 updates = _all_of(futures)
+            updates = {
+                table_id: metadata for table_id, metadata in updates.items() if self._is_current(table_id, metadata)
+            }
             if updates:
                 self._store.store_destination_tables_metadata(updates)
         except BaseException as error:
             result.failed(translate(error))
             return
         result.done()
+
+    def _is_current(self, table_id: TableId, metadata: DestinationTableMetadata) -> bool:
+        """Whether the store still knows the copy these changes belong to: a newer one's record is not for us to replace."""
+        recorded = self._store.get_destination_table_metadata(table_id)
+        if recorded is None or recorded.watermark is None or metadata.watermark is None:
+            return recorded is not None
+        return recorded.watermark.epoch == metadata.watermark.epoch
 
     def _write_table(self, table_id: TableId, steps: list[Step]) -> DestinationTableMetadata:
         assert self._apply is not None, "start() comes first"

@@ -53,7 +53,7 @@ class NetChanges:
 
 def net_changes(run: ChangeRun, key: tuple[str, ...]) -> NetChanges:
     """Play a run. `new` and `old` must be in the lake's types already."""
-    run = fill_from_old(run)
+    run = fill_from_old(run, key)
     events = _key_events(run, key)
     last = np.full(events.count, -1, np.int64)
     last[events.code] = np.arange(len(events.code))
@@ -68,19 +68,23 @@ def net_changes(run: ChangeRun, key: tuple[str, ...]) -> NetChanges:
     return NetChanges(deletes, upserts, pending)
 
 
-def fill_from_old(run: ChangeRun) -> ChangeRun:
-    """With REPLICA IDENTITY FULL the old tuple has every value, also those the new one calls unchanged."""
+def fill_from_old(run: ChangeRun, key: tuple[str, ...] = ()) -> ChangeRun:
+    """With REPLICA IDENTITY FULL the old tuple has every value, also those the new one calls unchanged.
+
+    Of a key that is stored out of line the server sends the old one, and calls the new one unchanged.
+    """
     if run.old is None or not run.unchanged:
         return run
     full = run.old_kind == OLD_FULL
     columns, unchanged = dict(zip(run.new.column_names, run.new.columns, strict=True)), dict(run.unchanged)
     for name, flags in run.unchanged.items():
-        fill = flags & full
+        has_value = run.old_kind != NO_OLD if name in key else full
+        fill = flags & has_value
         if fill.any():
             index = np.arange(len(run)) + np.where(fill, len(run), 0)
             both = pa.chunked_array(columns[name].chunks + run.old.column(name).chunks, type=columns[name].type)
             columns[name] = both.take(pa.array(index))
-            unchanged[name] = flags & ~full
+            unchanged[name] = flags & ~has_value
     return ChangeRun(
         run.schema, run.op, run.commit_lsn, run.ordinal, run.transaction, run.position,
         pa.table(columns, schema=run.new.schema), run.old_kind, run.old, unchanged,

@@ -231,3 +231,16 @@ def test_a_quarter_of_a_million_changes_take_less_than_half_a_second() -> None:
     net = net_changes(run, ("k", "j"))
     assert time.process_time() - started < 0.5
     assert net.upserts.num_rows == len(np.unique(table["k"].to_numpy()))
+
+
+def test_a_key_that_is_stored_out_of_line_stays_the_key() -> None:
+    """Of such a key the server sends the old one, and calls the one in the new tuple unchanged."""
+    changes: list[Change] = [
+        (UPDATE, (1, None, "a", 1), (1, "long 1", None, None), OLD_KEY, frozenset({"j"})),
+        (UPDATE, (1, None, "b", 2), (1, "long 2", None, None), OLD_KEY, frozenset({"j"})),
+    ]
+    net = net_changes(make_run(changes), ("k", "j"))
+    assert net.deletes.num_rows == 0
+    assert net.pending is None
+    rows = sorted(net.upserts.to_pylist(), key=lambda row: row["v"])
+    assert rows == [{"k": 1, "j": "long 1", "v": "a", "w": 1}, {"k": 1, "j": "long 2", "v": "b", "w": 2}]

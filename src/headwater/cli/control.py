@@ -1,0 +1,88 @@
+"""What the commands share that look at a pipeline from outside, or change it: its settings, its state, its source.
+
+None of them starts Spark or imports it. A running pipeline looks at its states every few seconds and takes an Init that
+somebody else has recorded as the wish for a new copy, so setting one needs no lock and works whether it runs or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from headwater.config import PipelineConfig, Settings, StoreType, load_settings
+from headwater.errors import ConfigError, SourceError
+from headwater.observability.log import configure
+from headwater.schema.table import TableId
+from headwater.source.lock import is_locked
+from headwater.source.publication import published_tables
+from headwater.source.session import Connection, connect
+from headwater.store.from_settings import postgres_store
+from headwater.store.postgres import PostgresStore
+from headwater.wire.settings import ConnectSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Controlled:
+    """A pipeline as one command has it at hand."""
+
+    config: PipelineConfig
+    settings_file: Path
+    source: ConnectSettings
+    connection: Connection
+    store: PostgresStore
+
+    @property
+    def is_running(self) -> bool:
+        return is_locked(self.connection, self.config.id)
+
+    def when(self) -> str:
+        """When what was asked for happens."""
+        if self.is_running:
+            return "now; the pipeline is running"
+        return f"when the pipeline is run: headwater run {self.settings_file}"
+
+    def load(self) -> bool:
+        """Read the states into the store's cache; False if there are none, because the pipeline was never started."""
+        if not self.store.exists():
+            return False
+        self.store.load_table_states()
+        self.store.load_table_schemas()
+        self.store.load_destination_tables_metadata()
+        return True
+
+    def published(self) -> dict[str, TableId]:
+        tables = published_tables(self.connection, self.config.publication_name)
+        return {str(table.name): table.id for table in tables}
+
+    def unknown(self, tables: list[str], known: dict[str, TableId]) -> SourceError:
+        return SourceError(
+            f'publication "{self.config.publication_name}" has no table {", ".join(tables)}',
+            detail=f"it has {', '.join(sorted(known)) or 'none'}",
+            hint="Write tables as namespace.name.",
+        )
+
+
+def settings_of(settings_file: Path) -> Settings:
+    settings = load_settings(settings_file)
+    configure(secrets=settings.secrets())
+    return settings
+
+
+@contextmanager
+def controlled(settings_file: Path, command: str) -> Iterator[Controlled]:
+    settings = settings_of(settings_file)
+    if settings.store.type is StoreType.MEMORY:
+        raise ConfigError(
+            "this pipeline has no state on record",
+            detail='store.type is "memory", which forgets everything at the end of a run',
+            hint="Start it again: every start copies all tables.",
+        )
+    source = settings.pipeline.pg_connection.connect_settings(f"headwater {command}")
+    store = postgres_store(settings)
+    try:
+        with connect(source) as connection:
+            yield Controlled(settings.pipeline, settings_file, source, connection, store)
+    finally:
+        store.close()

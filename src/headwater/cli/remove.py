@@ -1,0 +1,70 @@
+"""`headwater remove`: the end of a pipeline. Its slots and its state go, the lake stays.
+
+Slots first, because they hold WAL in the source. Interrupted after any step, the command may be given again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from headwater.cli.control import settings_of
+from headwater.config import Settings, StoreType
+from headwater.errors import PipelineLocked
+from headwater.source.lock import PipelineLock
+from headwater.source.session import connect
+from headwater.source.slots import apply_slot_name, drop_slot, sync_slots
+from headwater.store.from_settings import postgres_store
+from headwater.wire.settings import ConnectSettings
+
+_LOCK_SECONDS = 1.0
+
+
+@click.command()
+@click.argument("settings_file", type=click.Path(path_type=Path))
+@click.option("--yes", is_flag=True, help="Don't ask.")
+def remove(settings_file: Path, yes: bool) -> None:
+    """Give up the pipeline that SETTINGS_FILE describes: drop its replication slots and delete its state.
+
+    The tables in the lake stay as they are. A pipeline that is run again with this file copies everything anew.
+    """
+    settings = settings_of(settings_file)
+    pipeline_id = settings.pipeline.id
+    source = settings.pipeline.pg_connection.connect_settings("headwater remove")
+    if not yes:
+        click.confirm(f"Drop the slots and delete the state of pipeline {pipeline_id}? The lake is kept.", abort=True)
+    lock = PipelineLock(source, pipeline_id)
+    try:
+        lock.acquire(_LOCK_SECONDS)
+    except PipelineLocked as error:
+        raise PipelineLocked(
+            f"pipeline {pipeline_id} is running",
+            detail=error.detail,
+            hint="Stop it first (Ctrl-C or SIGTERM), then remove it.",
+        ) from None
+    try:
+        for line in (_drop_slots(source, pipeline_id), _delete_state(settings)):
+            click.echo(line)
+    finally:
+        lock.release()
+
+
+def _drop_slots(source: ConnectSettings, pipeline_id: int) -> str:
+    with connect(source) as connection:
+        names = [apply_slot_name(pipeline_id), *(slot.name for slot in sync_slots(connection, pipeline_id))]
+        dropped = [name for name in names if drop_slot(connection, name)]
+    return f"dropped {', '.join(dropped)}" if dropped else "there was no replication slot"
+
+
+def _delete_state(settings: Settings) -> str:
+    if settings.store.type is StoreType.MEMORY:
+        return "there was no state on record: the store is in memory"
+    store = postgres_store(settings)
+    try:
+        was_last = store.remove()
+    finally:
+        store.close()
+    return "deleted its state" + (
+        ", and the namespace headwater with it: no other pipeline used it" if was_last else ""
+    )

@@ -1,0 +1,40 @@
+"""`headwater rollback`: a table that stopped with an error goes back, and on from there.
+
+Its changes were dropped from the error on, so whatever state it had before, the only one it may go back to is Init, which
+leads to a new copy (invariant 15). The store's own rollback is not asked: it would put Ready on record for a moment, and a
+pipeline that is started in that moment would go on with a gap.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from headwater.cli.control import controlled
+from headwater.errors import StateError
+from headwater.states import INIT, Phase
+
+
+@click.command()
+@click.argument("settings_file", type=click.Path(path_type=Path))
+@click.argument("table")
+def rollback(settings_file: Path, table: str) -> None:
+    """Have TABLE, written namespace.name, go on after the cause of its error was mended.
+
+    The table is copied again, at once if the pipeline runs, else when it is run; its attempts are counted anew.
+    """
+    with controlled(settings_file, "rollback") as pipeline:
+        loaded = pipeline.load()
+        known = pipeline.published()
+        if table not in known:
+            raise pipeline.unknown([table], known)
+        state = pipeline.store.get_table_state(known[table]) if loaded else None
+        if state is None or state.phase is not Phase.ERRORED:
+            raise StateError(
+                f"table {table} did not stop with an error",
+                detail=f"its state is {state}" if state is not None else "the pipeline has no state of it yet",
+                hint=f"To copy it again all the same: headwater resync {settings_file} {table}",
+            )
+        pipeline.store.update_table_state(known[table], INIT)
+        click.echo(f"{table} goes back to init: it is copied again {pipeline.when()}")

@@ -1,0 +1,105 @@
+"""`headwater tables`: what the store and the source know of a pipeline's tables. Reads only, whether it runs or not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from headwater.cli.control import Controlled, controlled
+from headwater.cli.display import STATE_COLOURS, size
+from headwater.contracts.stores import APPLY
+from headwater.observability.log import redact
+from headwater.source.server import flush_lsn
+from headwater.source.slots import apply_slot_name, inspect_slot
+from headwater.states import INIT, Phase, TableState
+
+
+@dataclass(frozen=True, slots=True)
+class TableLine:
+    name: str
+    state: TableState
+    position: str
+    """The last change that the destination has, as far as it is on record."""
+
+    @property
+    def trouble(self) -> list[str]:
+        """Reason, hint and next attempt, each with its name, for a table that stopped."""
+        if self.state.phase is not Phase.ERRORED:
+            return []
+        policy = self.state.retry_policy
+        at = policy.next_retry if policy is not None else None
+        parts = {
+            "reason": self.state.reason,
+            "hint": self.state.solution,
+            "next attempt": f"{at:%Y-%m-%d %H:%M:%S %Z}" if at is not None else "none by itself",
+        }
+        return [f"{name}: {redact(text)}" for name, text in parts.items() if text]
+
+
+@click.command()
+@click.argument("settings_file", type=click.Path(path_type=Path))
+def tables(settings_file: Path) -> None:
+    """Show the state of each table, the position it has reached, and why and how to go on where one stopped."""
+    with controlled(settings_file, "tables") as pipeline:
+        loaded = pipeline.load()
+        lines = _lines(pipeline)
+        summary = _summary(pipeline, loaded)
+    console = Console()
+    if console.is_terminal:
+        _show(console, lines)
+    else:
+        for line in lines:
+            position = f" {line.position}" if line.position else ""
+            click.echo(f"{line.name}: {line.state}{position}")
+            for part in line.trouble:
+                click.echo(f"  {part}")
+    click.echo(summary)
+    stopped = [line.name for line in lines if line.state.phase is Phase.ERRORED]
+    if stopped:
+        click.echo(f"once the cause is mended: headwater rollback {settings_file} {stopped[0]}")
+
+
+def _lines(pipeline: Controlled) -> list[TableLine]:
+    """A table that waits for the pipeline to notice it is at Init; one that left is shown until that is noticed."""
+    store, states = pipeline.store, pipeline.store.get_table_states()
+    names = {
+        schema.id: f"{schema.name} (left the publication)"
+        for schema in store.get_table_schemas()
+        if schema.id in states
+    }
+    names |= {table_id: name for name, table_id in pipeline.published().items()}
+    lines = []
+    for table_id, name in sorted(names.items(), key=lambda item: item[1]):
+        metadata = store.get_destination_table_metadata(table_id)
+        mark = metadata.watermark if metadata is not None else None
+        lines.append(TableLine(name, states.get(table_id, INIT), str(mark.commit_lsn) if mark is not None else ""))
+    return lines
+
+
+def _summary(pipeline: Controlled, loaded: bool) -> str:
+    doing = "running" if pipeline.is_running else "not running"
+    slot = inspect_slot(pipeline.connection, apply_slot_name(pipeline.config.id))
+    if not slot.exists:
+        return f"pipeline {pipeline.config.id}: {doing}, without a replication slot"
+    flush = flush_lsn(pipeline.connection)
+    recorded = pipeline.store.get_replication_progress(APPLY) if loaded else None
+    parts = [doing, f"recorded {recorded}", f"confirmed {slot.confirmed_flush}"]
+    lag, retained = slot.lag_bytes(flush), slot.retained_bytes(flush)
+    if lag is not None and retained is not None:
+        parts.append(f"{size(lag)} behind, {size(retained)} of WAL held")
+    return f"pipeline {pipeline.config.id}: {', '.join(parts)}"
+
+
+def _show(console: Console, lines: list[TableLine]) -> None:
+    grid = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for title in ("table", "state", "position", "error"):
+        grid.add_column(title, no_wrap=title != "error")
+    for line in lines:
+        colour = STATE_COLOURS.get(line.state.phase.value, "yellow")
+        grid.add_row(Text(line.name), Text(str(line.state), colour), Text(line.position), Text("\n".join(line.trouble)))
+    console.print(grid)

@@ -1,0 +1,92 @@
+"""Looks every few seconds at what may change around a running pipeline: the publication, and states set by a person.
+
+Used by the supervising thread alone. A look reads and writes nothing (invariant 9); only what it finds leads to writes. The
+source or the store being away is logged: whoever needs them waits for them.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+
+from headwater.engine.run import Run
+from headwater.engine.tables import TableSyncPool
+from headwater.errors import HeadwaterError
+from headwater.schema.table import TableId
+from headwater.source.membership import Membership, memberships
+from headwater.source.publication import PublishedTable, published_tables
+from headwater.source.session import Connection, connect
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 2.0
+_NOTICE_SECONDS = 15.0
+
+
+class Watch:
+    def __init__(self, run: Run, pool: TableSyncPool, members: Mapping[TableId, Membership]) -> None:
+        self._run = run
+        self._pool = pool
+        self._members = dict(members)
+        """As the copies that we have rely on."""
+        self._connection: Connection | None = None
+        self._next = time.monotonic() + LOOK_SECONDS
+        self._trouble = ""
+
+    def look_if_due(self) -> None:
+        if time.monotonic() < self._next:
+            return
+        try:
+            self._look_at_publication()
+            self._look_at_states()
+            self._trouble = ""
+        except HeadwaterError as error:
+            self.close()
+            if error.message != self._trouble:
+                self._trouble = error.message
+                log.warning("changes of the publication and of states cannot be seen at the moment: %s", error)
+        # From now, not from when it was due: a look that took long must not be followed by the next at once.
+        self._next = time.monotonic() + LOOK_SECONDS
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _look_at_states(self) -> None:
+        for table_id in self._run.board.changed_outside():
+            log.warning("table %s: a new copy was asked for", self._run.board.name(table_id))
+            self._pool.copy_again(table_id)
+
+    def _look_at_publication(self) -> None:
+        if self._connection is None or self._connection.closed:
+            self._connection = connect(self._run.settings, tcp_user_timeout_seconds=_NOTICE_SECONDS)
+        connection, publication = self._connection, self._run.config.publication_name
+        # Statement and server function may see two moments: a member without a tie is judged by the next look.
+        found = {id: member for id, member in memberships(connection, publication).items() if member.ties}
+        known = self._pool.tables()
+        if found == self._members and found.keys() == known.keys():
+            return
+        # Read after the members: what changes in between is found as another tie by the next look.
+        tables = {table.id: table for table in published_tables(connection, publication)}
+        for table_id in [table_id for table_id in known if table_id not in tables]:
+            log.warning("table %s left the publication: its lake table is kept", known[table_id].name)
+            self._pool.let_go(table_id)
+            self._members.pop(table_id, None)
+        for table_id, member in found.items():
+            if table_id in tables:
+                self._compare(tables[table_id], member)
+
+    def _compare(self, table: PublishedTable, member: Membership) -> None:
+        if table.id not in self._pool.tables():
+            if not self._pool.take_in(table, str(member)):
+                return
+            log.warning("table %s joined the publication: copying it", table.name)
+        else:
+            self._pool.refresh(table)
+            before = self._members.get(table.id)
+            if before is None or not member.continues(before):
+                log.warning("table %s: the publication changed around it, copying it again", table.name)
+                self._pool.copy_again(table.id, str(member))
+        self._members[table.id] = member

@@ -1,0 +1,57 @@
+"""The end of a pipeline's state, and of the namespace `headwater` with the last one."""
+
+from __future__ import annotations
+
+import psycopg
+
+from headwater.source.migrate import hold_migrations
+from headwater.source.session import Connection
+
+_TABLES = ("table_states", "table_schemas", "destination_tables", "replication_progress")
+_THERE = """
+SELECT true FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = 'headwater' AND c.relname = 'table_states'
+"""
+
+
+def is_there(connection: Connection) -> bool:
+    """Whether a store was ever started here. Makes nothing."""
+    return connection.execute(_THERE).fetchone() is not None
+
+
+def remove_pipeline(connection: Connection, pipeline_id: int) -> bool:
+    """Delete all that is recorded for the pipeline; whether it was the last one and the tables went too.
+
+    May be sent twice. The session must be in autocommit.
+    """
+    with connection.transaction():
+        hold_migrations(connection)
+        if not is_there(connection):
+            return False
+        # Nobody records between our look for other pipelines and the drop.
+        connection.execute(
+            f"LOCK TABLE {', '.join(f'headwater.{name}' for name in _TABLES)} IN EXCLUSIVE MODE".encode()
+        )
+        left = False
+        for name in _TABLES:
+            connection.execute(f"DELETE FROM headwater.{name} WHERE pipeline_id = %s".encode(), (pipeline_id,))
+            left = (
+                left or connection.execute(f"SELECT true FROM headwater.{name} LIMIT 1".encode()).fetchone() is not None
+            )
+        return not left and _drop_tables(connection)
+
+
+def _drop_tables(connection: Connection) -> bool:
+    """The tables of the store, and what then is empty. Whatever else lies in the namespace stays, with the namespace."""
+    try:
+        with connection.transaction():
+            connection.execute(f"DROP TABLE {', '.join(f'headwater.{name}' for name in _TABLES)}".encode())
+            connection.execute("DELETE FROM headwater.migrations WHERE component = 'store'")
+            if connection.execute("SELECT true FROM headwater.migrations LIMIT 1").fetchone() is None:
+                connection.execute("DROP TABLE headwater.migrations")
+        with connection.transaction():
+            connection.execute("DROP SCHEMA headwater")
+    except (psycopg.errors.InsufficientPrivilege, psycopg.errors.DependentObjectsStillExist):
+        # Somebody else made them, or something else is in there: no rows of ours are left, and that is what counts.
+        return False
+    return True

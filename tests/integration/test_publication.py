@@ -1,0 +1,287 @@
+"""The publication changes around a pipeline, running or stopped: what joins, what leaves, and what comes back."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from headwater.engine import watch
+from headwater.events import TableRows
+from headwater.schema.table import TableId
+from headwater.store.memory import MemoryStore
+from headwater.store.postgres import PostgresStore
+from headwater.testing.compare import wait_until
+from tests.conftest import Database
+from tests.integration.mirror import MirrorDestination, Running, running
+
+
+@pytest.fixture(autouse=True)
+def looking_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "LOOK_SECONDS", 0.1)
+
+
+@pytest.fixture
+def shop(database: Database) -> Database:
+    database.execute(
+        """
+        create table orders(id int primary key, note text);
+        insert into orders select i, 'n' from generate_series(1, 100) i;
+        create table items(id int primary key, note text);
+        insert into items select i, 'i' from generate_series(1, 100) i;
+        create publication shop for table orders, items;
+        """
+    )
+    return database
+
+
+def oid(database: Database, table: str) -> TableId:
+    return TableId(database.value("select %s::regclass::oid::bigint", [table]))
+
+
+def sync_slots(database: Database) -> int:
+    return int(
+        database.value("select count(*) from pg_replication_slots where starts_with(slot_name, 'headwater_sync_')")
+    )
+
+
+def wait_ready(run: Running, *tables: str) -> None:
+    """Exactly these tables, all ready."""
+    run.wait_for(lambda: run.states() == {f"public.{table}": "ready" for table in tables})
+
+
+def wait_copies(run: Running, table: str, count: int) -> None:
+    run.wait_for(lambda: run.mirror.copies.count(table) == count)
+
+
+def test_a_table_that_joins_while_running_is_copied_and_followed(shop: Database) -> None:
+    with running(shop) as run:
+        wait_ready(run, "items", "orders")
+        shop.execute("create table late(id int primary key, note text); insert into late values (1, 'a'), (2, 'b')")
+        shop.execute("alter publication shop add table late")
+        wait_ready(run, "items", "late", "orders")
+        shop.execute(
+            "update late set note = 'c' where id = 1; insert into late values (3, 'd'); delete from late where id = 2"
+        )
+        shop.execute("update orders set note = 'x' where id < 10")
+        run.wait_caught_up()
+        run.assert_equal("orders", "items", "late")
+        assert sorted(run.mirror.copies) == ["items", "late", "orders"]
+
+
+def test_a_table_that_leaves_while_running_is_forgotten_and_its_lake_table_kept(shop: Database) -> None:
+    store = PostgresStore(shop.settings, 1)
+    with running(shop, store=store) as run:
+        wait_ready(run, "items", "orders")
+        before = dict(run.mirror.tables["items"])
+        shop.execute("alter publication shop drop table items")
+        wait_ready(run, "orders")
+        shop.execute("update items set note = 'unseen'; update orders set note = 'seen'")
+        run.wait_caught_up()
+        left = oid(shop, "items")
+
+        def purged() -> bool:
+            kept = ("table_states", "table_schemas", "destination_tables")
+            rows = sum(shop.value(f"select count(*) from headwater.{t} where table_id = %s", [left]) for t in kept)
+            worker = "select count(*) from headwater.replication_progress where worker = %s"
+            return bool(rows + shop.value(worker, [f"table_sync:{left}"]) == 0)
+
+        run.wait_for(purged)
+        run.wait_for(lambda: sync_slots(shop) == 0)
+        assert run.mirror.tables["items"] == before
+        run.assert_equal("orders")
+
+
+def test_a_table_that_leaves_during_its_copy_takes_worker_slot_and_state_with_it(shop: Database) -> None:
+    mirror, store, begun, release = MirrorDestination(), MemoryStore(), threading.Event(), threading.Event()
+
+    def block(rows: TableRows) -> None:
+        begun.set()
+        assert release.wait(30)
+
+    mirror.during_copy = block
+    shop.execute("alter publication shop drop table orders")
+    with running(shop, mirror, store) as run:
+        assert begun.wait(30)
+        shop.execute("alter publication shop drop table items")
+        run.wait_for(lambda: run.states() == {})
+        release.set()
+        run.wait_for(lambda: not store.get_table_states() and sync_slots(shop) == 0)
+        shop.execute("alter publication shop add table items")
+        wait_ready(run, "items")
+        run.assert_equal("items")
+
+
+def test_a_table_that_left_and_came_back_between_two_looks_is_copied_again(shop: Database) -> None:
+    with running(shop) as run:
+        wait_ready(run, "items", "orders")
+        with shop.connect() as session:
+            session.execute("alter publication shop drop table items")
+            session.execute("update items set note = 'in the gap' where id <= 10")
+            session.execute("delete from items where id > 90")
+            session.execute("alter publication shop add table items")
+        wait_copies(run, "items", 2)
+        wait_ready(run, "items", "orders")
+        run.wait_caught_up()
+        run.assert_equal("items", "orders")
+        assert run.mirror.copies.count("orders") == 1
+
+
+def test_tables_that_joined_left_or_came_back_while_stopped_are_seen_at_the_start(shop: Database) -> None:
+    mirror = MirrorDestination()
+    shop.execute("create table gone(id int primary key); alter publication shop add table gone")
+    with running(shop, mirror, PostgresStore(shop.settings, 1)) as run:
+        wait_ready(run, "gone", "items", "orders")
+        run.stop()
+    shop.execute("alter publication shop drop table gone, items")
+    shop.execute("update items set note = 'in the gap'; update orders set note = 'as ever'")
+    shop.execute("alter publication shop add table items")
+    shop.execute(
+        "create table late(id int primary key); insert into late values (1); alter publication shop add table late"
+    )
+    with running(shop, mirror, PostgresStore(shop.settings, 1)) as run:
+        wait_ready(run, "items", "late", "orders")
+        run.wait_caught_up()
+        run.assert_equal("items", "late", "orders")
+        assert "gone" in mirror.tables
+        assert shop.value("select count(*) from headwater.table_states") == 3
+    assert (mirror.copies.count("items"), mirror.copies.count("orders")) == (2, 1)
+
+
+def test_for_all_tables_takes_in_what_is_made_and_lets_go_of_what_is_dropped(shop: Database) -> None:
+    shop.execute("drop publication shop; create publication shop for all tables")
+    with running(shop, store=PostgresStore(shop.settings, 1)) as run:
+        wait_ready(run, "items", "orders")
+        shop.execute("create table late(id int primary key); insert into late values (1)")
+        wait_ready(run, "items", "late", "orders")
+        shop.execute("insert into late values (2); drop table items")
+        wait_ready(run, "late", "orders")
+        run.wait_caught_up()
+        run.assert_equal("late", "orders")
+        shop.execute("create table items(id int primary key, note text); insert into items values (7, 'new')")
+        wait_ready(run, "items", "late", "orders")
+        run.assert_equal("items")
+        assert shop.value("select count(*) from headwater.table_states") == 3
+
+
+def test_tables_in_schema_follow_the_schema(shop: Database) -> None:
+    shop.execute("create schema depot; create table depot.shelves(id int primary key)")
+    shop.execute("drop publication shop; create publication shop for tables in schema depot")
+    with running(shop) as run:
+        run.wait_for(lambda: run.states() == {"depot.shelves": "ready"})
+        shop.execute("create table depot.boxes(id int primary key); insert into depot.boxes values (1)")
+        run.wait_for(lambda: run.states() == {"depot.shelves": "ready", "depot.boxes": "ready"})
+        shop.execute("alter table depot.shelves set schema public; alter publication shop add tables in schema public")
+        run.wait_for(lambda: set(run.states().values()) == {"ready"} and len(run.states()) == 4)
+        shop.execute("insert into shelves values (5)")
+        run.wait_caught_up()
+        run.wait_for(lambda: run.mirror.tables["shelves"] == {5: (5,)})
+        assert "public.shelves" in run.states()
+
+
+def test_row_filter_and_column_list_hold_in_copy_and_stream_and_when_they_change(shop: Database) -> None:
+    shop.execute("alter publication shop set table orders where (id <= 50), items (id)")
+    with running(shop) as run:
+        wait_ready(run, "items", "orders")
+        shop.execute("insert into orders values (0, 'in'), (1000, 'out'); insert into items values (1000, 'hidden')")
+        run.wait_caught_up()
+        filtered = "select id, note from orders where id <= 50"
+        assert run.mirror.tables["orders"] == {row[0]: row for row in shop.execute(filtered)}
+        assert run.mirror.tables["items"] == {row[0]: row for row in shop.execute("select id from items")}
+        shop.execute("alter publication shop set table orders where (id > 50), items (id)")
+        wait_copies(run, "orders", 2)
+        wait_ready(run, "items", "orders")
+        assert min(run.mirror.tables["orders"]) == 51
+        shop.execute("alter publication shop set table orders, items (id, note)")
+        wait_copies(run, "items", 2)
+        wait_copies(run, "orders", 3)
+        wait_ready(run, "items", "orders")
+        shop.execute("update items set note = 'shown' where id < 5; update orders set note = 'all' where id < 5")
+        run.wait_caught_up()
+        run.assert_equal("items", "orders")
+
+
+def test_an_operation_that_is_published_anew_leads_to_a_new_copy(shop: Database) -> None:
+    shop.execute("alter publication shop set (publish = 'insert, update')")
+    with running(shop) as run:
+        wait_ready(run, "items", "orders")
+        shop.execute("delete from orders where id > 50")
+        run.wait_caught_up()
+        assert len(run.mirror.tables["orders"]) == 100
+        shop.execute("alter publication shop set (publish = 'insert, update, delete, truncate')")
+        wait_copies(run, "orders", 2)
+        wait_ready(run, "items", "orders")
+        run.assert_equal("items", "orders")
+
+
+PARTITIONED = """
+create table m(id int, at int, note text, primary key (id, at)) partition by range (at);
+create table m1 partition of m for values from (0) to (10);
+create table m2 partition of m for values from (10) to (20) partition by range (id);
+create table m2a partition of m2 for values from (0) to (1000);
+insert into m select i, i % 20, 'n' from generate_series(1, 100) i;
+create publication shop for table m with (publish_via_partition_root = {via_root});
+"""
+
+
+def test_a_partitioned_root_needs_nothing_for_a_new_partition(database: Database) -> None:
+    database.execute(PARTITIONED.format(via_root="true"))
+    with running(database) as run:
+        wait_ready(run, "m")
+        database.execute("create table m3 partition of m for values from (20) to (30)")
+        database.execute("create table m2b partition of m2 for values from (1000) to (2000)")
+        database.execute(
+            "insert into m values (500, 25, 'new'), (1500, 15, 'nested'); update m set note = 'u' where id < 5"
+        )
+        run.wait_caught_up()
+        run.assert_equal("m")
+        assert run.mirror.copies == ["m"]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "alter table m attach partition full_one for values from (20) to (30)",
+        "alter table m detach partition m1",
+        "drop table m2a",
+    ],
+)
+def test_a_root_whose_rows_change_without_a_change_in_the_stream_is_copied_again(
+    database: Database, statement: str
+) -> None:
+    database.execute(PARTITIONED.format(via_root="true"))
+    database.execute("create table full_one(id int, at int, note text, primary key (id, at))")
+    database.execute("insert into full_one values (900, 25, 'with rows')")
+    with running(database) as run:
+        wait_ready(run, "m")
+        run.assert_equal("m")
+        database.execute(statement)
+        wait_copies(run, "m", 2)
+        wait_ready(run, "m")
+        run.assert_equal("m")
+
+
+def test_leaves_of_a_published_parent_join_and_leave_by_themselves(database: Database) -> None:
+    database.execute(PARTITIONED.format(via_root="false"))
+    with running(database) as run:
+        wait_ready(run, "m1", "m2a")
+        database.execute(
+            "create table m3 partition of m for values from (20) to (30); insert into m values (500, 25, 'x')"
+        )
+        wait_ready(run, "m1", "m2a", "m3")
+        database.execute("alter table m detach partition m1")
+        wait_ready(run, "m2a", "m3")
+        database.execute("update m1 set note = 'unseen'")
+        database.execute("alter table m attach partition m1 for values from (0) to (10)")
+        wait_ready(run, "m1", "m2a", "m3")
+        database.execute("update m set note = 'seen' where id < 20")
+        run.wait_caught_up()
+        run.assert_equal("m1", "m2a", "m3")
+        # Away and back between two looks.
+        with database.connect() as session:
+            session.execute("alter table m detach partition m3")
+            session.execute("insert into m3 values (501, 26, 'in the gap')")
+            session.execute("alter table m attach partition m3 for values from (20) to (30)")
+        wait_until(lambda: 501 in run.mirror.tables["m3"], 30, what="the change in the gap")
+        wait_ready(run, "m1", "m2a", "m3")
+        run.assert_equal("m1", "m2a", "m3")
