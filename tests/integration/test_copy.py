@@ -287,6 +287,7 @@ def test_a_view_cannot_be_copied_and_the_error_says_so(database: Database) -> No
         assert "a view" in caught.value.detail
 
 
+@pytest.mark.invariant(1)
 def test_the_lock_says_when_its_session_died(database: Database) -> None:
     database.execute("CREATE TABLE t (id int)")
     with table_lock(database.settings, [database.value("SELECT 't'::regclass::oid::bigint")]) as lock:
@@ -325,6 +326,7 @@ def test_a_snapshot_of_another_run_of_the_server_is_refused_whatever_its_name(da
             list(read_ranges(origin, snapshot.tables["public.t"].plan.ranges))
 
 
+@pytest.mark.invariant(1)
 def test_the_slot_is_made_under_the_lock_and_its_snapshot_serves_the_copy(database: Database) -> None:
     """As the engine does it. The lock session has no transaction id, so the slot does not wait for it."""
     database.execute("CREATE TABLE t (id int); INSERT INTO t VALUES (1); CREATE PUBLICATION shop FOR TABLE t")

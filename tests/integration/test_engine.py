@@ -184,6 +184,7 @@ def _wait(event: threading.Event) -> None:
     assert event.wait(30)
 
 
+@pytest.mark.invariant(2)
 def test_a_destination_that_fails_is_tried_again_and_nothing_is_confirmed_meanwhile(shop: Database) -> None:
     with running(shop) as run:
         run.wait_states("ready", 2)
@@ -252,6 +253,7 @@ def _store_rows(shop: Database) -> list[tuple[object, ...]]:
     return rows
 
 
+@pytest.mark.invariant(6)
 def test_a_second_run_of_the_same_pipeline_is_refused(shop: Database) -> None:
     with running(shop) as run:
         run.wait_states("ready", 2)
@@ -410,6 +412,8 @@ def test_a_table_whose_worker_failed_while_the_store_was_away_is_taken_up_again(
         run.assert_equal("orders", "items")
 
 
+@pytest.mark.invariant(11)
+@pytest.mark.invariant(15)
 def test_a_value_the_lake_cannot_hold_stops_its_table_and_no_other(shop: Database) -> None:
     shop.execute("create table dates(id int primary key, day date); alter publication shop add table dates")
     with running(shop) as run:
@@ -440,6 +444,7 @@ def test_types_without_a_binary_decoder_arrive_as_their_text(database: Database)
         assert run.mirror.tables["odd"] == {row[0]: row for row in expected}
 
 
+@pytest.mark.invariant(1)
 @pytest.mark.parametrize("moment", ["while it reads", "before it reads"])
 def test_vacuum_full_and_a_rewriting_alter_during_a_copy_end_equal(shop: Database, moment: str) -> None:
     """While ranges are read the statements wait for the copy; before, copy and statements would wait for each other."""

@@ -196,6 +196,7 @@ def lake(spark: SparkSession, lake_settings: IcebergSettings) -> Iterator[Lake]:
     made.destination.shutdown()
 
 
+@pytest.mark.invariant(14)
 def test_inserts_updates_and_deletes_are_mirrored_and_an_insert_of_a_known_key_is_an_upsert(lake: Lake) -> None:
     schema = table_schema(*ID_V)
     lake.copy(schema, [(1, "a"), (2, "b"), (3, "c")])
@@ -218,6 +219,7 @@ def test_inserts_updates_and_deletes_are_mirrored_and_an_insert_of_a_known_key_i
     assert (metadata.watermark.commit_lsn, metadata.watermark.ordinal) == (CommitLsn(200), 5)
 
 
+@pytest.mark.invariant(5)
 def test_the_watermark_travels_in_the_lake_commit(lake: Lake) -> None:
     schema = table_schema(*ID_V)
     lake.copy(schema, [])
@@ -230,6 +232,8 @@ def test_the_watermark_travels_in_the_lake_commit(lake: Lake) -> None:
     assert (applied["headwater.pipeline-id"], applied["headwater.system-identifier"]) == ("1", "7001")
 
 
+@pytest.mark.invariant(12)
+@pytest.mark.invariant(13)
 def test_a_changed_key_is_a_delete_and_an_insert_and_keeps_unchanged_values_through_chains(lake: Lake) -> None:
     schema = table_schema(*ID_V, ("n", 23))
     lake.copy(schema, [(1, "toasted one", 0), (2, "toasted two", 0), (3, "three", 0)])
@@ -260,6 +264,7 @@ def test_rows_that_swap_their_keys_by_a_third_one_keep_their_values(lake: Lake) 
     assert lake.rows(schema) == [(1, "two"), (2, "one")]
 
 
+@pytest.mark.invariant(12)
 def test_an_unchanged_value_that_no_target_row_has_is_read_from_the_source_and_counted(lake: Lake) -> None:
     schema = table_schema(*ID_V)
     lake.copy(schema, [(1, "a")])
@@ -269,6 +274,7 @@ def test_an_unchanged_value_that_no_target_row_has_is_read_from_the_source_and_c
     assert lake.destination.source_rows_read == 2
 
 
+@pytest.mark.invariant(12)
 def test_with_full_identity_unchanged_values_come_from_the_old_row(lake: Lake) -> None:
     schema = table_schema(*ID_V, replica_identity=ReplicaIdentity.FULL)
     lake.copy(schema, [(1, "a")])
@@ -290,6 +296,7 @@ def test_a_truncate_and_the_rows_after_it_are_one_lake_commit(lake: Lake) -> Non
     assert len(lake.snapshots(schema)) == before + 2
 
 
+@pytest.mark.invariant(5)
 def test_replay_of_a_batch_makes_no_commit_and_a_partly_covered_one_writes_the_rest(lake: Lake) -> None:
     schema = table_schema(*ID_V, key=(), replica_identity=ReplicaIdentity.NOTHING)
     lake.copy(schema, [(0, "copied")])
@@ -302,6 +309,7 @@ def test_replay_of_a_batch_makes_no_commit_and_a_partly_covered_one_writes_the_r
     assert len(lake.snapshots(schema)) == count + 1
 
 
+@pytest.mark.invariant(5)
 def test_a_lake_ahead_of_the_store_goes_on_and_one_behind_it_is_an_error(lake: Lake) -> None:
     schema = table_schema(*ID_V)
     lake.copy(schema, [(1, "a")])
@@ -321,6 +329,7 @@ def test_a_lake_ahead_of_the_store_goes_on_and_one_behind_it_is_an_error(lake: L
     assert lake.rows(schema) == [(1, "a")]
 
 
+@pytest.mark.invariant(5)
 def test_another_epoch_than_the_recorded_one_is_an_error(lake: Lake) -> None:
     schema = table_schema(*ID_V)
     lake.copy(schema, [(1, "a")], epoch="e1")
@@ -416,6 +425,7 @@ def test_a_populated_table_of_nobody_is_refused(lake: Lake) -> None:
     assert lake.rows(schema) == [(1, "precious")]
 
 
+@pytest.mark.invariant(6)
 def test_a_late_merge_of_another_session_fails_validation(lake: Lake, tmp_path: Path) -> None:
     schema = table_schema(*ID_V)
     lake.copy(schema, [(1, "a"), (2, "b")])
@@ -452,6 +462,7 @@ def test_a_late_merge_of_another_session_fails_validation(lake: Lake, tmp_path: 
     assert lake.rows(schema) == [(1, "in time"), (2, "b")]
 
 
+@pytest.mark.invariant(6)
 @pytest.mark.parametrize("identity", [ReplicaIdentity.NOTHING, ReplicaIdentity.FULL])
 def test_rows_without_a_key_that_meet_a_commit_in_between_are_written_once(
     lake: Lake, monkeypatch: pytest.MonkeyPatch, identity: ReplicaIdentity
@@ -519,6 +530,7 @@ def test_names_with_quotes_spaces_dots_capitals_and_unicode_work(lake: Lake) -> 
         assert lake.spark.table(lake.identifier(schema)).columns == ["id", "we\"i`r.d 'C", "A", "a"]
 
 
+@pytest.mark.invariant(11)
 def test_values_of_all_types_make_the_round_trip_and_pyiceberg_reads_them(lake: Lake) -> None:
     catalog_module = pytest.importorskip("pyiceberg.catalog.sql")
     schema = table_schema(

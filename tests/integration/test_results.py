@@ -16,7 +16,7 @@ from headwater.schema.table import ReplicatedTableSchema, TableId
 from headwater.source.slots import apply_slot_name
 from headwater.states import Phase, TableState
 from headwater.store.memory import MemoryStore
-from headwater.testing.compare import confirmed_position
+from headwater.testing.compare import confirmed_position, flush_position
 from headwater.wire.pgoutput import PgOutputDecoder
 from tests.conftest import Database
 from tests.integration.mirror import MirrorDestination, running
@@ -118,6 +118,7 @@ def watched_decoder(monkeypatch: pytest.MonkeyPatch) -> type[WatchedDecoder]:
     return WatchedDecoder
 
 
+@pytest.mark.invariant(2)
 def test_the_next_batch_fills_while_a_result_is_completed_later(
     shop: Database, watched_decoder: type[WatchedDecoder]
 ) -> None:
@@ -199,6 +200,7 @@ class Picky(MirrorDestination):
         result.failed_tables(failing)
 
 
+@pytest.mark.invariant(15)
 def test_named_tables_that_fail_are_errored_and_the_others_go_on(shop: Database) -> None:
     mirror, store = Picky(), OrderedStore()
     with running(shop, mirror, store) as run:
@@ -235,6 +237,56 @@ class OrderedStore(MemoryStore):
         return super().upsert_replication_progress(worker_type, flush_lsn)
 
 
+def test_an_errored_table_keeps_its_policy_across_restarts_and_its_slot_is_released(shop: Database) -> None:
+    mirror, store = MirrorDestination(), MemoryStore()
+
+    def refuse(rows: TableRows) -> None:
+        raise DestinationError("no room", hint="Make room.", retry=Retry.MANUAL)
+
+    mirror.before_copy = refuse
+    for _ in range(2):
+        with running(shop, mirror, store) as run:
+            run.wait_states("errored", 2)
+            run.wait_for(lambda: _slots(shop) == [SLOT])
+        policies = [state.retry_policy for state in store.get_table_states().values()]
+        assert [(policy.kind, policy.attempts) for policy in policies if policy] == [(Retry.MANUAL, 1)] * 2
+
+
+def _slots(shop: Database) -> list[str]:
+    rows = shop.execute("select slot_name from pg_replication_slots where database = current_database()")
+    return [name for (name,) in rows]
+
+
+def test_a_table_that_fails_too_often_waits_for_a_person_and_progress_makes_the_budget_whole(shop: Database) -> None:
+    mirror, store = Picky(), MemoryStore()
+    orders = table_id(shop, "orders")
+    with running(shop, mirror, store, table_error_retry_max_attempts=2, table_error_retry_delay_ms=10) as run:
+        for turn in range(1, 5):
+            run.wait_for(lambda turn=turn: mirror.copies.count("orders") == turn)  # type: ignore[misc]
+            run.wait_states("ready", 2)
+            mirror.failing = {orders: ValueError("seven")}
+            shop.execute("update orders set counter = counter + 1")
+        # Each time it had come to Ready before: four failures, and the budget of two was never used up.
+        run.wait_for(lambda: mirror.copies.count("orders") == 5)
+        run.wait_states("ready", 2)
+        refused = iter(range(10))
+
+        def refuse(rows: TableRows) -> None:
+            next(refused)
+            raise ValueError("eight")
+
+        mirror.before_copy = refuse
+        mirror.failing = {orders: ValueError("seven")}
+        shop.execute("update orders set counter = counter + 1")
+        run.wait_for(lambda: _kind(store, orders) is Retry.MANUAL)
+        assert next(refused) == 2
+
+
+def _kind(store: MemoryStore, table: TableId) -> Retry | None:
+    state = store.get_table_state(table)
+    return state.retry_policy.kind if state is not None and state.retry_policy is not None else None
+
+
 def test_a_named_table_with_a_timed_policy_comes_back_through_a_new_copy(shop: Database) -> None:
     mirror = Picky()
     with running(shop, mirror) as run:
@@ -248,6 +300,7 @@ def test_a_named_table_with_a_timed_policy_comes_back_through_a_new_copy(shop: D
         assert mirror.copies.count("items") == 1
 
 
+@pytest.mark.invariant(15)
 def test_a_named_table_whose_error_is_the_worlds_is_not_errored_and_the_batch_comes_again(shop: Database) -> None:
     mirror, store = Picky(), OrderedStore()
     with running(shop, mirror, store) as run:
@@ -273,6 +326,8 @@ def test_a_failed_table_that_was_not_in_the_batch_is_a_defect_of_the_destination
 
 
 def test_shutdown_interrupts_the_wait_of_a_catching_up_table_and_no_error_is_recorded(shop: Database) -> None:
+    # One table alone: a batch of the apply worker is not interrupted but waited for.
+    shop.execute("alter publication shop drop table items")
     mirror, store = Late(), MemoryStore()
     mirror.late = True
     written = threading.Event()
@@ -281,7 +336,7 @@ def test_shutdown_interrupts_the_wait_of_a_catching_up_table_and_no_error_is_rec
         if not written.is_set():
             written.set()
             with shop.connect() as connection:
-                connection.execute("update orders set counter = 2; update items set counter = 2")
+                connection.execute("update orders set counter = 2")
 
     mirror.during_copy = write_meanwhile
     with running(shop, mirror, store) as run:
@@ -294,6 +349,27 @@ def test_shutdown_interrupts_the_wait_of_a_catching_up_table_and_no_error_is_rec
     }
 
 
+def test_what_was_read_whole_is_written_before_an_orderly_stop(
+    shop: Database, watched_decoder: type[WatchedDecoder]
+) -> None:
+    mirror = Late()
+    with running(shop, mirror) as run:
+        run.wait_states("ready", 2)
+        mirror.late = True
+        shop.execute("update orders set counter = 2")
+        run.wait_for(lambda: len(mirror.kept) == 1)
+        shop.execute("update items set counter = 2")
+        end = flush_position(shop.connection)
+        run.wait_for(lambda: watched_decoder.newest.has_transactions)
+        run.pipeline.shutdown()
+        mirror.late = False
+        mirror.finish()
+        assert run.pipeline.wait(30)
+        run.assert_equal("orders", "items")
+        assert confirmed_position(shop.connection, SLOT) >= end
+
+
+@pytest.mark.invariant(2)
 def test_nothing_behind_a_batch_that_failed_is_recorded_when_the_pipeline_stops(
     shop: Database, watched_decoder: type[WatchedDecoder]
 ) -> None:
@@ -329,6 +405,7 @@ class ShakyStore(MemoryStore):
         super().update_table_state(table_id, state)
 
 
+@pytest.mark.invariant(15)
 def test_a_store_that_is_away_at_the_hand_off_holds_nobody_up_for_ever(shop: Database) -> None:
     """Neither SyncDone nor the way back to Init could be recorded: the table stayed in Catchup, and everyone waited."""
     store = ShakyStore(Phase.SYNC_DONE, Phase.READY)

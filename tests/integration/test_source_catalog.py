@@ -92,6 +92,7 @@ def test_names_keep_quotes_capitals_and_unicode(database: Any, session: Connecti
     assert schema.key == (column,)
 
 
+@pytest.mark.invariant(13)
 def test_the_key_is_the_replica_identitys(database: Any, session: Connection) -> None:
     database.execute("""
         create table default_ (b int, a int, c int, primary key (a, b));

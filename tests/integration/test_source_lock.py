@@ -56,6 +56,7 @@ def test_a_lock_is_waited_for_a_little(database: Any) -> None:
     timer.join()
 
 
+@pytest.mark.invariant(6)
 def test_a_lost_session_is_a_lost_lock(database: Any) -> None:
     lock = PipelineLock(database.settings, 5)
     lock.acquire()

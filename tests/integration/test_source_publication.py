@@ -22,6 +22,7 @@ def by_name(tables: list[PublishedTable]) -> dict[str, PublishedTable]:
     return {str(table.name): table for table in tables}
 
 
+@pytest.mark.invariant(9)
 def test_our_namespace_and_the_systems_are_never_published(database: Any, session: Connection) -> None:
     database.execute("""
         create schema headwater; create table headwater.table_states (id int primary key);

@@ -15,6 +15,7 @@ from headwater.source.session import PINNED, connect, fetch_all, fetch_one
 from headwater.wire.settings import Secret, TlsMode, TlsSettings
 
 
+@pytest.mark.invariant(1)
 def test_every_timeout_is_zero_and_output_is_pinned_whatever_the_role_says(database: Any) -> None:
     for setting in (
         "statement_timeout = '7s'",

@@ -138,6 +138,7 @@ def test_a_slot_that_is_not_ours_is_refused(database: Any, session: Connection, 
         check_apply_slot(inspect_slot(session, slot), None, server, flush)
 
 
+@pytest.mark.invariant(10)
 def test_a_slot_whose_wal_was_removed_is_seen_as_lost() -> None:
     settings = {"max_slot_wal_keep_size": "1MB", "max_wal_size": "32MB", "min_wal_size": "32MB"}
     with PostgresServer.start(settings=settings) as server, connect(server.settings()) as session:

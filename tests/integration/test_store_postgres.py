@@ -124,6 +124,7 @@ def test_a_lost_session_is_opened_again_without_a_word(database: Any, store: Pos
     assert database.value("select state ->> 'phase' from headwater.table_states") == "init"
 
 
+@pytest.mark.invariant(15)
 def test_a_server_that_is_away_is_the_worlds_trouble_and_over_when_it_is_back() -> None:
     with PostgresServer.start() as server:
         store = PostgresStore(server.settings(), 1)
@@ -142,6 +143,7 @@ def test_a_server_that_is_away_is_the_worlds_trouble_and_over_when_it_is_back() 
         store.close()
 
 
+@pytest.mark.invariant(16)
 def test_errors_show_no_password_and_say_what_to_do(database: Any) -> None:
     wrong = PostgresStore(replace(database.settings, password=Secret("s3cret-and-wrong")), 1)
     with pytest.raises(StoreError) as refused:

@@ -425,6 +425,7 @@ def test_a_stream_under_tls_brings_everything(tls_server: PostgresServer) -> Non
         tls_server.drop_database(name)
 
 
+@pytest.mark.invariant(8)
 @pytest.mark.parametrize("reading", [True, False], ids=["in a long read", "by tick alone"])
 def test_the_server_is_answered_while_nothing_is_read(reading: bool) -> None:
     with PostgresServer.start(settings={"wal_sender_timeout": "1s"}) as server, server.connect() as connection:

@@ -17,6 +17,7 @@ def test_a_position_survives_its_text_and_pickling(value: int) -> None:
     assert pickle.loads(pickle.dumps(lsn)) == lsn
 
 
+@pytest.mark.invariant(3)
 def test_the_two_kinds_of_position_do_not_mix() -> None:
     assert CommitLsn(5) != EndLsn(5)
     with pytest.raises(TypeError):
@@ -25,6 +26,7 @@ def test_the_two_kinds_of_position_do_not_mix() -> None:
         max(CommitLsn(5), EndLsn(6))  # type: ignore[type-var]
 
 
+@pytest.mark.invariant(3)
 def test_a_transaction_that_starts_where_a_position_ends_lies_after_it() -> None:
     assert CommitLsn(100).at_or_past(EndLsn(100))
     assert not CommitLsn(99).at_or_past(EndLsn(100))

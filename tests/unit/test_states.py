@@ -27,6 +27,7 @@ from headwater.states import (
 TABLE = TableId(1)
 
 
+@pytest.mark.invariant(15)
 def test_every_way_back_from_errored_leads_through_init() -> None:
     for (phase, _), targets in TRANSITIONS.items():
         if phase is Phase.ERRORED:

@@ -70,6 +70,8 @@ class Destination(ABC):
 
         Called by the apply worker for its tables, and by table sync workers while they catch up. May return before the
         work is done: the engine fills the next batch meanwhile, and hands it over only after this result is completed.
+        Where single tables fail and the rest is durable, `result.failed_tables` says which: they are errored, the rest
+        counts. A result that is dropped is a failure; so is one that misses `destination_deadline_ms`, where it is set.
         After a failure or a restart the same transactions come again, perhaps cut into other batches. Usual mistake: to
         remember what was written anywhere else than in the write itself.
         """

@@ -76,6 +76,7 @@ def test_wrong_settings_end_with_status_2_and_failures_with_1(
     assert run("run") == status
 
 
+@pytest.mark.invariant(16)
 def test_an_error_never_shows_what_looks_like_a_password(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -34,6 +34,7 @@ def test_what_looks_like_a_secret_is_blotted_out(text: str, wanted: str) -> None
     assert redact(text) == wanted
 
 
+@pytest.mark.invariant(16)
 def test_a_known_secret_is_blotted_out_of_messages_arguments_and_tracebacks(
     restored_logging: None, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,6 +21,7 @@ def numeric(precision: int, scale: int) -> ColumnSchema:
     return ColumnSchema("n", BUILT_IN[1700], typmod=(precision << 16 | scale & 0x7FF) + 4)
 
 
+@pytest.mark.invariant(11)
 @pytest.mark.parametrize(
     ("column", "expected"),
     [
@@ -48,6 +49,7 @@ def table(identity: ReplicaIdentity, index: tuple[str, ...] = ()) -> TableSchema
     return TableSchema(TableId(1), TableName("public", "t"), columns, replica_identity=identity, identity_columns=index)
 
 
+@pytest.mark.invariant(13)
 @pytest.mark.parametrize(
     ("schema", "mask", "key"),
     [

@@ -20,6 +20,7 @@ def test_the_callers_settings_win() -> None:
     assert config["spark.sql.session.timeZone"] == "UTC"
 
 
+@pytest.mark.invariant(16)
 def test_no_setting_that_may_be_secret_reaches_the_command_line() -> None:
     assert at_launch("spark.jars.packages")
     assert at_launch("spark.driver.memory")

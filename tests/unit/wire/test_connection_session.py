@@ -307,6 +307,7 @@ def test_confirm_from_another_thread_is_sent_while_the_reader_waits_and_never_mo
     assert seen == [(100, 90, 90, 0), (100, 90, 90, 1), (500, 500, 500, 0)]
 
 
+@pytest.mark.invariant(8)
 def test_status_goes_out_on_time_from_tick_alone_and_from_a_long_read() -> None:
     arrivals: list[float] = []
 

@@ -13,6 +13,7 @@ from headwater.wire.settings import ConnectSettings, Secret, TlsMode, TlsSetting
 SETTINGS = ConnectSettings("db.example.com", 5432, "shop", "headwater", Secret("hunter2"))
 
 
+@pytest.mark.invariant(16)
 def test_a_password_shows_in_no_representation() -> None:
     for text in (
         repr(SETTINGS),

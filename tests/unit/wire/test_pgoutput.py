@@ -59,6 +59,7 @@ def test_a_transaction_becomes_columns() -> None:
     assert changes.end_lsn == EndLsn(120)
 
 
+@pytest.mark.invariant(4)
 def test_a_batch_holds_whole_transactions_and_keeps_the_rest() -> None:
     decoder = PgOutputDecoder()
     whole = [pg.begin(100), pg.relation(ORDERS), pg.insert(10, pg.row(1)), pg.commit(100, 110)]
@@ -76,6 +77,7 @@ def test_a_batch_holds_whole_transactions_and_keeps_the_rest() -> None:
     assert rest.end_lsn == EndLsn(210)
 
 
+@pytest.mark.invariant(3)
 def test_ordinals_count_a_tables_messages_within_the_transaction_and_nothing_else() -> None:
     changes = decode(
         pg.begin(100),
@@ -102,12 +104,14 @@ def test_ordinals_count_a_tables_messages_within_the_transaction_and_nothing_els
     assert after.commit_lsn.tolist() == [100, 200]
 
 
+@pytest.mark.invariant(7)
 def test_a_relation_without_a_difference_splits_nothing() -> None:
     again = [pg.relation(ORDERS), pg.insert(10, pg.row(2))]
     changes = decode(pg.begin(1), pg.relation(ORDERS), pg.insert(10, pg.row(1)), *again, pg.commit(1, 2))
     assert len(only_run(changes)) == 2
 
 
+@pytest.mark.invariant(12)
 def test_unchanged_values_are_marked_and_are_not_null() -> None:
     changes = decode(pg.begin(1), pg.relation(ORDERS), pg.update(10, [b"\0\0\0\1", "unchanged"]), pg.commit(1, 2))
     run = only_run(changes)
@@ -128,6 +132,7 @@ def test_changes_before_the_owners_position_are_dropped() -> None:
     assert only_run(changes).new.column("id").to_pylist() == [200, 300]
 
 
+@pytest.mark.invariant(7)
 def test_relation_is_remembered_for_tables_that_nobody_owns() -> None:
     decoder = PgOutputDecoder()
     first = [pg.begin(1), pg.relation(ORDERS), pg.insert(10, pg.row(1)), pg.commit(1, 2)]
@@ -141,6 +146,7 @@ def test_relation_is_remembered_for_tables_that_nobody_owns() -> None:
     assert only_run(changes).new.column("id").to_pylist() == [2]
 
 
+@pytest.mark.invariant(9)
 def test_the_idle_position_stands_only_when_nothing_waits() -> None:
     decoder = PgOutputDecoder()
     decoder.feed(pg.as_array(pg.keepalive(50)))
@@ -153,6 +159,7 @@ def test_the_idle_position_stands_only_when_nothing_waits() -> None:
     assert decoder.idle_position == EndLsn(90)
 
 
+@pytest.mark.invariant(3)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.integers(0, 2**32))
 @settings(deadline=None, max_examples=60)
 def test_the_sequence_key_does_not_depend_on_how_the_stream_is_cut(sizes: list[int], seed: int) -> None:

@@ -56,6 +56,7 @@ def test_a_watermark_survives_the_summary_of_a_lake_snapshot() -> None:
     assert parse_summary({"headwater.commit-lsn": "0/1"}) is None
 
 
+@pytest.mark.invariant(5)
 def test_the_search_passes_commits_without_a_watermark_and_ends_where_the_epoch_opened() -> None:
     ours, older = snapshot_properties(mark(10)), snapshot_properties(mark(99, epoch="old"))
     assert find_watermark([(3, {}), (2, ours), (1, older)]) == mark(10)
