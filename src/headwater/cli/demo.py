@@ -55,7 +55,7 @@ LOOK_SECONDS = 0.1
 @click.option("--rows", default=200_000, show_default=True, type=click.IntRange(1_000), help="Rows to start with.")
 @click.option(
     "--seconds",
-    default=20.0,
+    default=15.0,
     show_default=True,
     type=click.FloatRange(0),
     help="How long to go on writing after the copy.",
