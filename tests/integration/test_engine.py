@@ -202,6 +202,26 @@ def test_a_destination_that_fails_is_tried_again_and_nothing_is_confirmed_meanwh
         run.assert_equal("orders", "items")
 
 
+def test_a_destination_that_goes_on_failing_ends_the_run_with_its_error_and_nothing_is_confirmed(
+    shop: Database,
+) -> None:
+    with running(shop, table_error_retry_max_attempts=2) as run:
+        run.wait_states("ready", 2)
+        run.wait_caught_up()
+        attempts: list[EndLsn] = []
+
+        def fail(batch: EventBatch) -> None:
+            attempts.append(batch.end_lsn)
+            raise DestinationError("broken for good", hint="mend it")
+
+        run.mirror.before_events = fail
+        shop.execute("update orders set counter = 77 where id <= 10")
+        with pytest.raises(DestinationError, match="broken for good"):
+            run.pipeline.wait(30)
+        assert len(attempts) == 3
+        assert confirmed_position(shop.connection, SLOT) < attempts[0].value
+
+
 def test_invariant_8_the_connection_is_answered_while_the_destination_writes() -> None:
     with PostgresServer.start(settings={"wal_sender_timeout": "1500ms"}) as server, server.connect() as connection:
         shop = Database(server, "postgres", connection)

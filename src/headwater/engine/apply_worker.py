@@ -22,7 +22,7 @@ from headwater.engine.ownership import ApplyOwnership, TextNeeded
 from headwater.engine.retry import WORLD, Backoff, is_worth_retrying, raise_if_not_the_tables_own
 from headwater.engine.run import Run
 from headwater.engine.slot_stream import SlotStream
-from headwater.errors import HeadwaterError, ShutdownRequested, ValueOutOfRange
+from headwater.errors import HeadwaterError, Retry, ShutdownRequested, ValueOutOfRange
 from headwater.events import EventBatch
 from headwater.lsn import ZERO, EndLsn
 from headwater.schema.table import TableId
@@ -247,7 +247,9 @@ class ApplyWorker:
 
     def _retry_write(self, write: _Write, error: HeadwaterError) -> None:
         limit = self._run_.config.table_error_retry_max_attempts
-        if not is_worth_retrying(error) or (not isinstance(error, WORLD) and self._write_backoff.attempts >= limit):
+        if not isinstance(error, WORLD) and self._write_backoff.attempts >= limit:
+            error.retry = Retry.NEVER  # the budget is used up: a new connection would only begin it anew
+        if not is_worth_retrying(error):
             raise error
         seconds = self._write_backoff.next_seconds()
         log.warning("writing a batch failed, trying again in %.1f s: %s", seconds, error)

@@ -138,9 +138,7 @@ class CommitSample:
 class ShopWriter:
     """Writes from one connection in a thread of its own, until stopped. The same seed makes the same transactions."""
 
-    def __init__(
-        self, connect: Connect, counts: dict[str, int], *, seed: int = 1, pause_seconds: float = 0.02
-    ) -> None:
+    def __init__(self, connect: Connect, counts: dict[str, int], *, seed: int = 1, pause_seconds: float = 0.02) -> None:
         self._connect = connect
         self._customers, self._products = counts["customers"], counts["products"]
         self._next_order = counts["orders"] + 1

@@ -102,12 +102,15 @@ class PgOutputDecoder:
             return None
         transactions = self._transactions.head(done)
         size = 0
-        decoding = _Decoding(self._relations, transactions, assign)
+        # A copy: a batch that fails to decode may be sealed again, and must not meet its own later relations then.
+        relations = dict(self._relations)
+        decoding = _Decoding(relations, transactions, assign)
         for segment in self._segments[: self._sealable]:
             is_last = segment is self._segments[self._sealable - 1]
             decoding.add(segment, segment.commit_end if is_last else segment.used)
             size += segment.commit_end if is_last else segment.used
         batch = Changes(decoding.tables(), transactions, EndLsn(int(transactions.end_lsn[-1])), size)
+        self._relations = relations
         self._keep_rest()
         return batch
 
