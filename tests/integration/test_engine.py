@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from headwater.config import InvalidatedSlotBehavior
+from headwater.config import BatchConfig, InvalidatedSlotBehavior
 from headwater.contracts.stores import APPLY, WorkerType
 from headwater.errors import (
     ConnectionLost,
@@ -220,6 +220,16 @@ def test_a_destination_that_goes_on_failing_ends_the_run_with_its_error_and_noth
             run.pipeline.wait(30)
         assert len(attempts) == 3
         assert confirmed_position(shop.connection, SLOT) < attempts[0].value
+
+
+def test_invariant_4_a_transaction_beyond_the_memory_budget_is_one_batch(shop: Database) -> None:
+    small = BatchConfig(max_bytes=65536, memory_budget_ratio=1e-9, max_fill_ms=100)
+    with running(shop, batch=small) as run:
+        run.wait_states("ready", 2)
+        shop.execute("insert into orders select i, 1, repeat('x', 2000) from generate_series(10000, 60000) i")
+        run.wait_caught_up()
+        run.assert_equal("orders", "items")
+        assert max(batch.change_count for batch in run.mirror.batches) == 50001
 
 
 def test_invariant_8_the_connection_is_answered_while_the_destination_writes() -> None:

@@ -18,7 +18,10 @@ class BatchConfig(Checked):
         int, Setting("How long a batch may fill at most; it leaves earlier when the destination is free.", above=0)
     ] = 1_000
     memory_budget_ratio: Annotated[
-        float, Setting("The share of memory that batches may take together. Not acted on yet.", above=0, at_most=1)
+        float,
+        Setting(
+            "The share of memory that streams may fill together; a larger transaction goes to disk.", above=0, at_most=1
+        ),
     ] = 0.2
     max_bytes: Annotated[int, Setting("The size at which a batch leaves, counted in bytes of changes.", above=0)] = (
         64 * 1024**2

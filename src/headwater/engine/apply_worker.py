@@ -30,7 +30,6 @@ from headwater.source.slot_errors import ahead_of_server, other_system
 from headwater.source.slots import apply_slot_name
 from headwater.states import INIT, READY, Actor, Phase, TableState, catchup
 from headwater.wire.connection import WireConnection
-from headwater.wire.pgoutput import PgOutputDecoder
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +59,7 @@ class ApplyWorker:
         self._confirmed = start
         self._recorded = ZERO
         self._stream: SlotStream | None = None
-        self._decoder = PgOutputDecoder()
+        self._decoder = run.decoder()
         self._write: _Write | None = None
         self._backoff = Backoff(0.5)
         self._write_backoff = Backoff(0.5)
@@ -118,7 +117,7 @@ class ApplyWorker:
             connection.close()
             raise
         # A new connection sends again whatever was not confirmed; what we held of it is dropped with the decoder.
-        self._decoder = PgOutputDecoder()
+        self._decoder = run.decoder()
         self._position = self._confirmed
         self._filling_since = None
         self._backoff.reset()

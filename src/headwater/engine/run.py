@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headwater.config.pipeline import PipelineConfig
@@ -15,8 +18,10 @@ from headwater.errors import ShutdownRequested
 from headwater.observability.progress import Progress
 from headwater.schema.table import ReplicatedTableSchema, SnapshotId, TableId
 from headwater.source.server import ServerFacts
+from headwater.wire.pgoutput import PgOutputDecoder
 from headwater.wire.relation import Relation
 from headwater.wire.settings import ConnectSettings
+from headwater.wire.spool import Spool
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,6 +56,13 @@ class Run:
         """Wait between attempts; a stop ends the wait at once."""
         self.stop.wait(seconds)
         self.raise_if_stopped()
+
+    def decoder(self) -> PgOutputDecoder:
+        """For one connection. All streams together stay within the budget; a transaction beyond its share goes to disk."""
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        streams = 1 + self.config.max_table_sync_workers
+        share = int(memory * self.config.batch.memory_budget_ratio / streams)
+        return PgOutputDecoder(Spool(Path(tempfile.gettempdir())), max(share, self.config.batch.max_bytes))
 
     def stream_options(self, binary: bool) -> StreamOptions:
         timeout = self.server.wal_sender_timeout_ms / 1000

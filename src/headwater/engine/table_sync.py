@@ -282,7 +282,7 @@ class TableSyncWorker:
     # Following the own slot up to the hand-off
 
     def _follow(self, stream: SlotStream, slot: _Slot, schema: ReplicatedTableSchema, admin: Connection) -> EndLsn:
-        decoder, ownership = PgOutputDecoder(), SyncOwnership(schema, slot.start)
+        decoder, ownership = self._run_.decoder(), SyncOwnership(schema, slot.start)
         position, asked, distance = slot.start, 0.0, math.inf
         while True:
             self._run_.raise_if_stopped()

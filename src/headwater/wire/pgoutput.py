@@ -8,7 +8,7 @@ Ordinals count a table's row and truncate messages within its transaction (invar
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from headwater.wire.columns import Bytes
 from headwater.wire.relation import Relation, parse_relation, parse_truncate
 from headwater.wire.runs import decode_run, joined
 from headwater.wire.segment import Segment, TransactionLog
+from headwater.wire.spool import Spool
 
 SEGMENT_BYTES = 64 << 20
 """A transaction larger than this is decoded in several pieces, so that no Arrow text column nears its 2 GiB limit."""
@@ -43,9 +44,15 @@ Assign = Callable[[Relation, CommitLsn], Ownership | None]
 
 
 class PgOutputDecoder:
-    """Holds what one connection has sent and not yet been cut into a batch. Used by one thread."""
+    """Holds what one connection has sent and not yet been cut into a batch. Used by one thread.
 
-    def __init__(self) -> None:
+    With a `spool`, what goes beyond `memory_bytes` is kept on disk: only a transaction that large gets there, since batches
+    are cut long before.
+    """
+
+    def __init__(self, spool: Spool | None = None, memory_bytes: int = 0) -> None:
+        self._spool = spool
+        self._memory_bytes = memory_bytes
         self._relations: dict[int, Relation] = {}
         self._state = np.zeros(k.STATE_SIZE, np.int64)
         self._transactions = TransactionLog()
@@ -86,7 +93,7 @@ class PgOutputDecoder:
     def feed(self, data: Bytes) -> None:
         """Take whole CopyData frames, as the connection gives them."""
         if not self._segments or self._segments[-1].used + len(data) > max(SEGMENT_BYTES, len(data)):
-            self._segments.append(Segment(self._positions))
+            self._segments.append(Segment(self._positions, self._buffer(len(data))))
         segment = self._segments[-1]
         segment.append(data)
         before = int(self._state[k.LAST_COMMIT_TX])
@@ -94,6 +101,11 @@ class PgOutputDecoder:
         if int(self._state[k.LAST_COMMIT_TX]) > before:
             self._sealable = len(self._segments)
             segment.commit_end = int(self._state[k.LAST_COMMIT_END])
+
+    def _buffer(self, least: int) -> Bytes | None:
+        if self._spool is None or self.buffered_bytes < self._memory_bytes:
+            return None
+        return self._spool.buffer(max(SEGMENT_BYTES, least))
 
     def seal(self, assign: Assign) -> Changes | None:
         """Cut a batch at the last commit and decode it. What lies behind that commit stays for the next batch."""
@@ -104,7 +116,8 @@ class PgOutputDecoder:
         size = 0
         # A copy: a batch that fails to decode may be sealed again, and must not meet its own later relations then.
         relations = dict(self._relations)
-        decoding = _Decoding(relations, transactions, assign)
+        spool = self._spool if self.buffered_bytes >= self._memory_bytes else None
+        decoding = _Decoding(relations, transactions, assign, spool)
         for segment in self._segments[: self._sealable]:
             is_last = segment is self._segments[self._sealable - 1]
             decoding.add(segment, segment.commit_end if is_last else segment.used)
@@ -133,7 +146,10 @@ class PgOutputDecoder:
 class _Decoding:
     """One batch being decoded: steps per table, in order."""
 
-    def __init__(self, relations: dict[int, Relation], transactions: Transactions, assign: Assign) -> None:
+    def __init__(
+        self, relations: dict[int, Relation], transactions: Transactions, assign: Assign, spool: Spool | None
+    ) -> None:
+        self._spool = spool
         self._relations = relations
         self._transactions = transactions
         self._assign = assign
@@ -230,6 +246,9 @@ class _Decoding:
             if not len(messages):
                 return
         step = decode_run(owner.schema, segment, messages, commit_lsn, ordinal, tx)
+        if self._spool is not None:
+            old = self._spool.table(step.old) if step.old is not None else None
+            step = replace(step, new=self._spool.table(step.new), old=old)
         self._steps.setdefault(TableId(table), []).append(step)
 
     def _truncate(self, table: int, segment: Segment, line: _TruncateLine, ordinal: int) -> None:

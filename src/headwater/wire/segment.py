@@ -49,9 +49,10 @@ class TransactionLog:
 class Segment:
     """Bytes and the messages in them. `first_position` numbers its first message within the batch."""
 
-    def __init__(self, first_position: int) -> None:
+    def __init__(self, first_position: int, data: Bytes | None = None) -> None:
+        """`data` is the memory to fill, where it is not to be ordinary memory; it has to be large enough."""
         self.first_position = first_position
-        self.data: Bytes = np.empty(1 << 16, np.uint8)
+        self.data: Bytes = data if data is not None else np.empty(1 << 16, np.uint8)
         self.used = 0
         self.commit_end = 0
         self.kind = np.empty(1024, np.uint8)

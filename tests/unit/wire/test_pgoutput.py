@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from itertools import accumulate
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -13,9 +14,11 @@ from headwater.errors import HeadwaterError, ProtocolError
 from headwater.events import DELETE, INSERT, UNCHANGED, UPDATE, ChangeRun, EventBatch, TruncateStep
 from headwater.lsn import ZERO, CommitLsn, EndLsn
 from headwater.schema.table import TableId
+from headwater.wire import pgoutput
 from headwater.wire.changes import Changes
 from headwater.wire.pgoutput import Ownership, PgOutputDecoder
 from headwater.wire.relation import Relation
+from headwater.wire.spool import Spool
 from tests.unit.wire import pgoutput_bytes as pg
 
 ORDERS, ITEMS = pg.table(10, "orders"), pg.table(11, "items")
@@ -261,3 +264,26 @@ def test_a_change_before_its_relation_is_refused() -> None:
     decoder.feed(pg.as_array(pg.begin(1) + pg.insert(10, pg.row(1)) + pg.commit(1, 2)))
     with pytest.raises(ProtocolError, match="before its RELATION"):
         decoder.seal(own_all)
+
+
+def test_a_transaction_larger_than_the_budget_goes_to_disk_and_is_one_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pgoutput, "SEGMENT_BYTES", 4096)
+    rows = [pg.insert(10, pg.row(i, f"name {i}" * 5)) for i in range(1000)]
+    rows += [pg.update(10, pg.row(i, "x"), old_key=[b"\0\0\0\1", None]) for i in range(1000, 1100)]
+    frames = [pg.begin(100), pg.relation(ORDERS), *rows, pg.commit(100, 120)]
+    spool = Spool(tmp_path)
+    decoder = PgOutputDecoder(spool, memory_bytes=16384)
+    for frame in frames:
+        decoder.feed(pg.as_array(frame))
+    assert spool.spilled_bytes > decoder.buffered_bytes / 2
+    spilled = decoder.seal(own_all)
+    assert spilled is not None
+    there, here = only_run(spilled), only_run(decode(*frames))
+    assert there.new.equals(here.new)
+    assert there.old is not None
+    assert here.old is not None
+    assert there.old.equals(here.old)
+    assert there.ordinal.tolist() == here.ordinal.tolist() == list(range(1100))
+    assert list(tmp_path.iterdir()) == []
