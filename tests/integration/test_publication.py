@@ -195,6 +195,27 @@ def test_for_all_tables_takes_in_what_is_made_and_lets_go_of_what_is_dropped(sho
         assert shop.value("select count(*) from headwater.table_states") == 3
 
 
+def test_a_primary_key_that_changes_under_identity_full_leads_to_a_new_copy(database: Database) -> None:
+    """The stream describes the table with the same bytes before and after."""
+    database.execute(
+        """
+        create table prices(code text not null, id int primary key, amount int);
+        alter table prices replica identity full;
+        insert into prices values ('a', 1, 1), ('b', 2, 2);
+        create publication shop for table prices
+        """
+    )
+    with running(database) as run:
+        run.wait_states("ready", 1)
+        database.execute("alter table prices drop constraint prices_pkey, add primary key (code)")
+        database.execute("insert into prices values ('c', 1, 3), ('d', 1, 4)")
+        run.wait_for(lambda: run.mirror.copies.count("prices") == 2)
+        run.wait_states("ready", 1)
+        database.execute("delete from prices where code = 'c'")
+        run.wait_caught_up()
+        run.assert_equal("prices")
+
+
 def test_tables_in_schema_follow_the_schema(shop: Database) -> None:
     shop.execute("create schema depot; create table depot.shelves(id int primary key)")
     shop.execute("drop publication shop; create publication shop for tables in schema depot")

@@ -13,10 +13,12 @@ from collections.abc import Mapping
 from headwater.engine.run import Run
 from headwater.engine.tables import TableSyncPool
 from headwater.errors import HeadwaterError
-from headwater.schema.table import TableId
+from headwater.schema.table import ReplicaIdentity, TableId
+from headwater.source.catalog import load_table_schemas
 from headwater.source.membership import Membership, memberships
 from headwater.source.publication import PublishedTable, published_tables
 from headwater.source.session import Connection, connect
+from headwater.states import Phase
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +41,7 @@ class Watch:
             return
         try:
             self._look_at_publication()
+            self._look_at_keys()
             self._look_at_states()
             self._trouble = ""
         except HeadwaterError as error:
@@ -59,10 +62,29 @@ class Watch:
             log.warning("table %s: a new copy was asked for", self._run.board.name(table_id))
             self._pool.copy_again(table_id)
 
-    def _look_at_publication(self) -> None:
+    def _look_at_keys(self) -> None:
+        """With identity FULL the stream looks the same when a primary key is dropped or made, but the mirror's key is another
+        then (invariant 13): only the catalog tells."""
+        copied = {}
+        for table_id in self._run.board.in_phase(Phase.READY, Phase.SYNC_DONE):
+            schema = self._run.stored_schema(table_id)
+            if schema is not None and schema.table_schema.replica_identity is ReplicaIdentity.FULL:
+                copied[table_id] = schema.table_schema.primary_key
+        if not copied:
+            return
+        now = load_table_schemas(self._open(), list(copied), self._run.config.publication_name)
+        for table_id, key in copied.items():
+            if table_id in now and now[table_id].table_schema.primary_key != key:
+                log.warning("table %s: its primary key changed, copying it again", self._run.board.name(table_id))
+                self._pool.copy_again(table_id)
+
+    def _open(self) -> Connection:
         if self._connection is None or self._connection.closed:
             self._connection = connect(self._run.settings, tcp_user_timeout_seconds=_NOTICE_SECONDS)
-        connection, publication = self._connection, self._run.config.publication_name
+        return self._connection
+
+    def _look_at_publication(self) -> None:
+        connection, publication = self._open(), self._run.config.publication_name
         # Statement and server function may see two moments: a member without a tie is judged by the next look.
         found = {id: member for id, member in memberships(connection, publication).items() if member.ties}
         known = self._pool.tables()
