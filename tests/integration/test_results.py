@@ -8,7 +8,7 @@ import pytest
 
 from headwater.contracts.results import WriteEventsResult, WriteTableRowsResult
 from headwater.contracts.stores import WorkerType
-from headwater.engine import apply_worker
+from headwater.engine import run as engine_run
 from headwater.errors import DestinationError, DestinationUnavailable, Retry, StoreUnavailable
 from headwater.events import EventBatch, TableRows
 from headwater.lsn import EndLsn
@@ -18,6 +18,7 @@ from headwater.states import Phase, TableState
 from headwater.store.memory import MemoryStore
 from headwater.testing.compare import confirmed_position, flush_position
 from headwater.wire.pgoutput import PgOutputDecoder
+from headwater.wire.spool import Spool
 from tests.conftest import Database
 from tests.integration.mirror import MirrorDestination, running
 
@@ -107,14 +108,15 @@ class WatchedDecoder(PgOutputDecoder):
 
     newest: WatchedDecoder
 
-    def __init__(self) -> None:
-        super().__init__()
-        WatchedDecoder.newest = self
+    def __init__(self, spool: Spool | None = None, memory_bytes: int = 0) -> None:
+        super().__init__(spool, memory_bytes)
+        if threading.current_thread().name == "headwater-apply":  # not one of a table sync worker
+            WatchedDecoder.newest = self
 
 
 @pytest.fixture
 def watched_decoder(monkeypatch: pytest.MonkeyPatch) -> type[WatchedDecoder]:
-    monkeypatch.setattr(apply_worker, "PgOutputDecoder", WatchedDecoder)
+    monkeypatch.setattr(engine_run, "PgOutputDecoder", WatchedDecoder)
     return WatchedDecoder
 
 
