@@ -13,10 +13,12 @@ from rich.console import Console
 from headwater.assembly import build, build_spark
 from headwater.cli.display import display_for
 from headwater.cli.signals import StopSignals
-from headwater.config import Settings, load_settings
+from headwater.config import Settings, StoreType, load_settings
 from headwater.engine.pipeline import Pipeline
 from headwater.observability.log import configure
 from headwater.observability.progress import Progress
+from headwater.source.preflight import raise_for_errors, run_preflight
+from headwater.source.session import connect
 
 
 @click.command()
@@ -33,6 +35,21 @@ def run(settings_file: Path, verbose: bool) -> None:
     run_until_stopped(settings, Console(), Progress())
 
 
+def check_source(settings: Settings) -> None:
+    """What a source refuses, it refuses in a moment: Spark takes seconds to start, and would be started for nothing."""
+    config = settings.pipeline
+    with connect(config.pg_connection.connect_settings(f"headwater_{config.id}")) as connection:
+        raise_for_errors(
+            run_preflight(
+                connection,
+                config.publication_name,
+                pipeline_id=config.id,
+                max_table_sync_workers=config.max_table_sync_workers,
+                store_in_source=settings.store.type is StoreType.POSTGRES and config.store_pg_connection is None,
+            )
+        )
+
+
 def run_until_stopped(settings: Settings, console: Console, progress: Progress) -> None:
     """Start Spark and the pipeline, show them, and stay until the pipeline has stopped; raises what made it fail."""
     pipeline: Pipeline | None = None
@@ -42,6 +59,7 @@ def run_until_stopped(settings: Settings, console: Console, progress: Progress) 
             pipeline.shutdown()
 
     with StopSignals(request_stop) as signals:
+        check_source(settings)
         console.print("starting Spark", highlight=False)
         spark = build_spark(settings)
         try:

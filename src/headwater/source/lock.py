@@ -106,7 +106,7 @@ class PipelineLock:
         return PipelineLocked(
             f"pipeline {self._pipeline_id} is already running",
             detail=detail,
-            hint="Stop the other run first, or give this pipeline an id of its own.",
+            hint="Stop the other run first, or give this pipeline an id and a warehouse of its own.",
         )
 
     @property

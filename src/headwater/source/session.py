@@ -109,7 +109,7 @@ def _connect_error(error: psycopg.Error, settings: ConnectSettings) -> Headwater
     return ConnectError(
         f"cannot connect to {where}",
         detail=detail,
-        hint="Check that the server runs and can be reached from here; the connection is tried again.",
+        hint="Check host and port, and that the server runs and can be reached from here.",
     )
 
 
