@@ -72,7 +72,7 @@ master = "local[2]"
         self._process.send_signal(how)
         return self.wait()
 
-    def wait(self, timeout: float = 90.0) -> int:
+    def wait(self, timeout: float = 150.0) -> int:
         assert self._process is not None
         try:
             status = self._process.wait(timeout)
@@ -100,7 +100,7 @@ master = "local[2]"
         if self._process is not None and self._process.poll() is not None:
             raise AssertionError(f"the driver ended with status {self._process.returncode}\n{self.output}")
 
-    def wait_ready(self, tables: int, timeout: float = 120.0) -> None:
+    def wait_ready(self, tables: int, timeout: float = 200.0) -> None:
         wait_until(
             lambda: self.states().count("ready") == tables,
             timeout,
@@ -113,7 +113,7 @@ master = "local[2]"
             return []
         return [row[0] for row in self.database.execute("select state->>'phase' from headwater.table_states")]
 
-    def wait_caught_up(self, timeout: float = 120.0) -> None:
+    def wait_caught_up(self, timeout: float = 240.0) -> None:
         """Wait until everything committed by now has been confirmed."""
         position = flush_position(self.database.connection)
         slot = apply_slot_name(PIPELINE_ID)
