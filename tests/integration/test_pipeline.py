@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sqlite3
+import time
 from pathlib import Path
+
+import pytest
 
 from tests.conftest import Database
 from tests.driver import driver
@@ -33,3 +37,31 @@ def test_rows_and_changes_reach_the_lake_and_sigterm_ends_with_status_0(database
         run.wait_caught_up()
         assert run.stop() == 0, run.output
         run.assert_equal("orders", 'Odd "name')
+
+
+@pytest.mark.slow
+@pytest.mark.invariant(9)
+def test_for_all_tables_idle_for_a_minute_makes_no_lake_commit_and_no_store_write(
+    database: Database, tmp_path: Path
+) -> None:
+    database.execute("create table orders(id int primary key); insert into orders select generate_series(1, 100)")
+    database.execute("create publication shop for all tables")
+
+    def seen() -> tuple[object, object]:
+        with sqlite3.connect(run.warehouse / "catalog.db") as catalog:
+            lake = catalog.execute("select table_name, metadata_location from iceberg_tables").fetchall()
+        store = []
+        for table in ("table_states", "table_schemas", "destination_tables", "replication_progress"):
+            store += database.execute(f"select '{table}', xmin::text, ctid::text from headwater.{table} order by 2, 3")
+        return lake, store
+
+    with driver(database, tmp_path) as run:
+        run.start()
+        run.wait_ready(1)
+        run.wait_caught_up()
+        before = seen()
+        # The minute itself is what is promised; nothing ends it early.
+        time.sleep(60)
+        run.still_running()
+        assert seen() == before
+        assert run.stop() == 0, run.output
