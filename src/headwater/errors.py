@@ -121,6 +121,12 @@ class ProtocolError(HeadwaterError):
         self.offset = offset
 
 
+class SpoolError(HeadwaterError):
+    """The disk that a large transaction goes to has no room or cannot be written: the world's trouble, never a table's."""
+
+    default_retry = Retry.TIMED
+
+
 class SchemaError(HeadwaterError):
     """A table's columns, types or identity cannot be replicated as they are."""
 

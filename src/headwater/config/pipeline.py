@@ -26,6 +26,13 @@ class BatchConfig(Checked):
     max_bytes: Annotated[int, Setting("The size at which a batch leaves, counted in bytes of changes.", above=0)] = (
         64 * 1024**2
     )
+    spool_directory: Annotated[
+        str | None,
+        Setting(
+            "Where a transaction beyond the budget goes; on a disk, not in memory. Without it: the system's own.",
+            not_empty=True,
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,12 +124,13 @@ class PipelineConfig(Checked):
     ] = None
     max_table_sync_workers: Annotated[int, Setting("Tables that are copied side by side.", above=0)] = 4
     max_copy_connections_per_table: Annotated[int, Setting("Connections that read one table at once.", above=0)] = 4
-    memory_refresh_interval_ms: Annotated[
-        int, Setting("How often the use of memory is looked at. Not acted on yet.", above=0)
-    ] = 100
+    memory_refresh_interval_ms: Annotated[int, Setting("How often the use of memory is looked at.", above=0)] = 100
     memory_backpressure: Annotated[
         MemoryBackpressureConfig | None,
-        Setting("When reading pauses to save memory; `false` turns it off. Not acted on yet."),
+        Setting(
+            "When reading pauses to save memory, until what was read is written; large transactions go to disk meanwhile. "
+            "`false` turns it off."
+        ),
     ] = field(default_factory=MemoryBackpressureConfig)
     table_sync_copy: Annotated[TableSyncCopyConfig, Setting("Which tables are copied.")] = field(
         default_factory=TableSyncCopyConfig

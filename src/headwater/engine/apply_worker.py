@@ -156,6 +156,9 @@ class ApplyWorker:
         assert self._stream is not None
         if self._decoder.has_transactions and self._decoder.buffered_bytes >= self._run_.config.batch.max_bytes:
             return
+        # Only while something can be written, which makes room: a transaction that is not whole yet would never be.
+        if self._run_.memory.is_short and (self._write is not None or self._decoder.has_transactions):
+            return
         for chunk in self._stream.take():
             self._decoder.feed(chunk.data)
         if self._decoder.has_transactions and self._filling_since is None:
@@ -168,6 +171,8 @@ class ApplyWorker:
             return False
         batch = self._run_.config.batch
         filled = time.monotonic() - (self._filling_since or 0.0)
+        if self._run_.memory.is_short:
+            return True
         return self._stream.dry or self._decoder.buffered_bytes >= batch.max_bytes or filled * 1000 >= batch.max_fill_ms
 
     def _begin_write(self) -> None:

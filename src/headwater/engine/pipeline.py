@@ -17,6 +17,7 @@ from headwater.contracts.destination import Destination, RunContext
 from headwater.contracts.stores import PipelineStore
 from headwater.engine.apply_worker import ApplyWorker
 from headwater.engine.board import Board
+from headwater.engine.memory import MemoryMonitor, spool, stream_budget
 from headwater.engine.opening import open_slot, settle_states
 from headwater.engine.retry import WORLD, is_worth_retrying
 from headwater.engine.run import Run
@@ -64,6 +65,7 @@ class Pipeline:
         self._spark = spark
         self._settings = config.pg_connection.connect_settings(f"headwater_{config.id}")
         self._lock = PipelineLock(self._settings, config.id)
+        self._memory = MemoryMonitor(config.memory_backpressure, config.memory_refresh_interval_ms / 1000)
         self._stop = Stop()
         self._ended = threading.Event()
         self._error: HeadwaterError | None = None
@@ -134,6 +136,9 @@ class Pipeline:
                 self.progress,
                 board,
                 server,
+                self._memory,
+                spool(config.batch),
+                stream_budget(config.batch, self._memory),
                 self._stop,
             )
             # The members first: what changes between the two is then found by the first look.
@@ -144,6 +149,7 @@ class Pipeline:
         rows = SourceRows(self._settings)
         self._destination.start(RunContext(config.id, server.system_identifier, rows.read))
         self._destination_started = True
+        self._memory.start()
         pool = TableSyncPool(run, tables, self._fail)
         return ApplyWorker(run, start), pool, Watch(run, pool, members)
 
@@ -225,6 +231,7 @@ class Pipeline:
             self._destination_started = False
             self._end("the destination's shutdown", self._destination.shutdown)
         self._end("closing the store", self._store.close)
+        self._memory.stop()
         self._end("releasing the pipeline's lock", self._lock.release)
 
     @staticmethod

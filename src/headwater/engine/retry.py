@@ -13,12 +13,13 @@ from headwater.errors import (
     HeadwaterError,
     LakeCommitUnknown,
     Retry,
+    SpoolError,
     StoreUnavailable,
 )
 from headwater.events import EventBatch
 from headwater.schema.table import TableId
 
-WORLD = (ConnectError, ConnectionLost, StoreUnavailable, DestinationUnavailable, LakeCommitUnknown)
+WORLD = (ConnectError, ConnectionLost, StoreUnavailable, DestinationUnavailable, LakeCommitUnknown, SpoolError)
 """Trouble that is nobody's in particular: waited out, never recorded as a table's error (invariant 15)."""
 
 

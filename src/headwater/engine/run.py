@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headwater.config.pipeline import PipelineConfig
 from headwater.contracts.destination import Destination
 from headwater.contracts.stores import PipelineStore
 from headwater.engine.board import Board
+from headwater.engine.memory import MemoryMonitor
 from headwater.engine.slot_stream import StreamOptions
 from headwater.engine.stop import Stop
 from headwater.errors import ShutdownRequested
@@ -21,7 +19,7 @@ from headwater.source.server import ServerFacts
 from headwater.wire.pgoutput import PgOutputDecoder
 from headwater.wire.relation import Relation
 from headwater.wire.settings import ConnectSettings
-from headwater.wire.spool import Spool
+from headwater.wire.spool import MemoryBudget, Spool
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,6 +38,9 @@ class Run:
     progress: Progress
     board: Board
     server: ServerFacts
+    memory: MemoryMonitor
+    spool: Spool
+    budget: MemoryBudget
     stop: Stop = field(default_factory=Stop)
 
     @property
@@ -58,11 +59,8 @@ class Run:
         self.raise_if_stopped()
 
     def decoder(self) -> PgOutputDecoder:
-        """For one connection. All streams together stay within the budget; a transaction beyond its share goes to disk."""
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        streams = 1 + self.config.max_table_sync_workers
-        share = int(memory * self.config.batch.memory_budget_ratio / streams)
-        return PgOutputDecoder(Spool(Path(tempfile.gettempdir())), max(share, self.config.batch.max_bytes))
+        """For one connection. All streams together stay within the budget; what goes beyond it goes to disk."""
+        return PgOutputDecoder(self.spool, self.budget)
 
     def stream_options(self, binary: bool) -> StreamOptions:
         timeout = self.server.wal_sender_timeout_ms / 1000

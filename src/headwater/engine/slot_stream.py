@@ -30,7 +30,9 @@ class StreamOptions:
 
     def for_server(self) -> dict[str, str]:
         return {
-            "proto_version": "1",
+            # A large transaction comes while it is in progress, so neither side has to hold it.
+            "proto_version": "2",
+            "streaming": "on",
             "publication_names": quote_identifier(self.publication),
             "binary": "true" if self.binary else "false",
         }

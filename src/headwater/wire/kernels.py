@@ -28,6 +28,8 @@ ERRORS = (
     "frame is not CopyData",
     "frame with an impossible length",
     "neither XLogData nor keepalive",
+    "BEGIN inside a block of a transaction in progress",
+    "COMMIT inside a block of a transaction in progress",
 )
 
 
@@ -58,7 +60,7 @@ def _i16(buf: Any, p: int) -> Any:
 
 @njit(
     "int64(uint8[::1], int64, int64[::1], uint8[::1], int64[::1], int64[::1], int64[::1], int64[::1],"
-    "uint64[::1], uint64[::1], int64[::1], uint32[::1], int64[::1], int64[::1], int64)",
+    "uint64[::1], uint64[::1], int64[::1], uint32[::1], int64[::1], int64[::1], int64, int64)",
     cache=True,
     nogil=True,
 )
@@ -78,8 +80,14 @@ def scan(
     tx_begin: Any,
     tx_last: Any,
     first_position: Any,
+    in_block: Any,
 ) -> Any:
-    """List the pgoutput messages in buf[state[CONSUMED]:used]. FULL asks for larger arrays and to be called again."""
+    """List the pgoutput messages in buf[state[CONSUMED]:used]. FULL asks for larger arrays and to be called again.
+
+    In a block of a transaction in progress each message has an xid more, between its kind and the rest: `off` then points so
+    that the rest lies where it lies in other messages, and `tx` takes the xid. What is no table's is not listed there.
+    """
+    shift = 4 if in_block != 0 else 0
     pos = state[CONSUMED]
     k = state[COUNT]
     while pos < used:
@@ -120,7 +128,7 @@ def scan(
         if wal_end > state[WAL_END]:
             state[WAL_END] = wal_end
         p = pos + 30
-        left = stop - p
+        left = stop - p - shift
         c = buf[p]
         rel = np.int64(0)
         t = state[TX_COUNT]
@@ -128,10 +136,13 @@ def scan(
             if left < 8:
                 state[ERROR], state[ERROR_OFFSET] = 1, p
                 return MALFORMED
-            if state[IN_TX] == 0:
+            if shift == 0 and state[IN_TX] == 0:
                 state[ERROR], state[ERROR_OFFSET] = 3, p
                 return MALFORMED
-            rel = _u32(buf, p + 1)
+            rel = _u32(buf, p + 1 + shift)
+        elif shift != 0 and (c == 66 or c == 67):
+            state[ERROR], state[ERROR_OFFSET] = 10 + (c - 66), p
+            return MALFORMED
         elif c == 66:
             if left < 21:
                 state[ERROR], state[ERROR_OFFSET] = 1, p
@@ -164,27 +175,57 @@ def scan(
             if left < 6:
                 state[ERROR], state[ERROR_OFFSET] = 1, p
                 return MALFORMED
-            if state[IN_TX] == 0:
+            if shift == 0 and state[IN_TX] == 0:
                 state[ERROR], state[ERROR_OFFSET] = 3, p
                 return MALFORMED
         elif c == 82:
             if left < 8:
                 state[ERROR], state[ERROR_OFFSET] = 1, p
                 return MALFORMED
-            rel = _u32(buf, p + 1)
+            rel = _u32(buf, p + 1 + shift)
         elif not (c == 89 or c == 79 or c == 77):
             state[ERROR], state[ERROR_OFFSET] = 2, p
             return MALFORMED
+        elif shift != 0:
+            pos = stop
+            continue
         kind[k] = c
-        off[k] = p
+        off[k] = p + shift
         end[k] = stop
         relid[k] = rel
-        tx[k] = t
+        tx[k] = t if shift == 0 else _u32(buf, p + 1)
         k += 1
         pos = stop
     state[CONSUMED] = pos
     state[COUNT] = k
     return OK
+
+
+@njit("int64(uint8[::1], int64)", cache=True, nogil=True)
+def until_streaming(buf: Any, first: Any) -> Any:
+    """Where the next message about a transaction in progress (Stream Start, Stop, Commit, Abort) begins, from byte `first`
+    on; the end of the bytes if there is none, or if they are malformed: whoever scans them says so."""
+    pos = first
+    used = buf.shape[0]
+    while used - pos > 30:
+        size = _u32(buf, pos + 1)
+        stop = pos + 1 + size
+        if buf[pos] != 100 or size < 5 or stop > used:
+            return used
+        if buf[pos + 5] == 119 and size > 29:
+            c = buf[pos + 30]
+            if c == 83 or c == 69 or c == 99 or c == 65:
+                return pos
+        pos = stop
+    return used
+
+
+@njit("int64(int64[::1], int64, int64)", cache=True, nogil=True)
+def tail_of(xid: Any, count: Any, first: Any) -> Any:
+    """How many of the first `count` xids are left without the tail of those at or past `first`, as xids are compared."""
+    while count > 0 and ((xid[count - 1] - first) & 0xFFFFFFFF) < 0x80000000:
+        count -= 1
+    return count
 
 
 @njit("boolean(uint8[::1], int64[::1])", cache=True, nogil=True)

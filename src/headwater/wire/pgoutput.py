@@ -7,8 +7,9 @@ Ordinals count a table's row and truncate messages within its transaction (invar
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +21,10 @@ from headwater.wire import kernels as k
 from headwater.wire.changes import Changes, Step, Transactions, TruncateStep
 from headwater.wire.columns import Bytes
 from headwater.wire.relation import Relation, parse_relation, parse_truncate
-from headwater.wire.runs import decode_run, joined
-from headwater.wire.segment import Segment, TransactionLog
-from headwater.wire.spool import Spool
+from headwater.wire.runs import decode_run, joined, on_disk
+from headwater.wire.segment import Commit, Segment, TransactionLog
+from headwater.wire.spool import DiskBuffer, MemoryBudget, Spool
+from headwater.wire.streamed import StreamedTransaction, StreamedTransactions
 
 SEGMENT_BYTES = 64 << 20
 """A transaction larger than this is decoded in several pieces, so that no Arrow text column nears its 2 GiB limit."""
@@ -46,23 +48,27 @@ Assign = Callable[[Relation, CommitLsn], Ownership | None]
 class PgOutputDecoder:
     """Holds what one connection has sent and not yet been cut into a batch. Used by one thread.
 
-    With a `spool`, what goes beyond `memory_bytes` is kept on disk: only a transaction that large gets there, since batches
-    are cut long before.
+    With a `spool`, what goes beyond the budget is kept on disk: only large transactions get there, since batches are cut
+    long before. A transaction that is sent while in progress is kept apart until it commits, and then takes its place.
     """
 
-    def __init__(self, spool: Spool | None = None, memory_bytes: int = 0) -> None:
+    def __init__(self, spool: Spool | None = None, budget: MemoryBudget | None = None) -> None:
         self._spool = spool
-        self._memory_bytes = memory_bytes
+        self._budget = budget
         self._relations: dict[int, Relation] = {}
+        self._streamed = StreamedTransactions()
         self._state = np.zeros(k.STATE_SIZE, np.int64)
         self._transactions = TransactionLog()
         self._segments: list[Segment] = []
         self._positions = 0
         self._sealable = 0
         """How many segments hold commits: the last commit lies in segment number `_sealable` - 1."""
+        self._begin_segment = True
+        """Whether the next bytes need a segment of their own: the last one is a streamed transaction's."""
 
     @property
     def buffered_bytes(self) -> int:
+        """What waits to be sealed; transactions that are still in progress do not count."""
         return sum(segment.used for segment in self._segments)
 
     @property
@@ -75,7 +81,10 @@ class PgOutputDecoder:
 
     @property
     def idle_position(self) -> EndLsn | None:
-        """The position the server has reached, when nothing before it is left to write: no open or waiting transaction."""
+        """The position the server has reached, when nothing before it is left to write: no open or waiting transaction.
+
+        One that is sent in progress commits later than that, and is sent again as a whole if it has to be.
+        """
         if self.has_transactions or self.in_transaction or not self._state[k.KEEPALIVE]:
             return None
         return EndLsn(int(self._state[k.KEEPALIVE]))
@@ -92,18 +101,65 @@ class PgOutputDecoder:
 
     def feed(self, data: Bytes) -> None:
         """Take whole CopyData frames, as the connection gives them."""
-        if not self._segments or self._segments[-1].used + len(data) > max(SEGMENT_BYTES, len(data)):
-            self._segments.append(Segment(self._positions, self._buffer(len(data))))
+        at = 0
+        while at < len(data):
+            stop = int(k.until_streaming(data, at))
+            if stop > at:
+                self._take_in(data[at:stop])
+            if stop == len(data):
+                return
+            if self.in_transaction:
+                raise ProtocolError("message about a transaction in progress inside another one", offset=stop)
+            at, commit, transaction = self._streamed.control(data, stop)
+            if commit is not None and transaction is not None:
+                self._committed(commit, transaction)
+
+    def _take_in(self, data: Bytes) -> None:
+        block = self._streamed.block
+        if block is not None:
+            block.append(data, self._state, self._transactions, SEGMENT_BYTES, self._block_segment)
+        else:
+            self._append(data)
+
+    def _append(self, data: Bytes) -> None:
+        if self._begin_segment or not self._segments[-1].has_room(len(data), SEGMENT_BYTES):
+            before = self._segments[-1] if self._segments else None
+            self._segments.append(Segment(self._positions, self._buffer(len(data), before)))
+            self._begin_segment = False
         segment = self._segments[-1]
         segment.append(data)
-        before = int(self._state[k.LAST_COMMIT_TX])
+        committed = int(self._state[k.LAST_COMMIT_TX])
         self._positions += segment.scan(self._state, self._transactions)
-        if int(self._state[k.LAST_COMMIT_TX]) > before:
+        if int(self._state[k.LAST_COMMIT_TX]) > committed:
             self._sealable = len(self._segments)
             segment.commit_end = int(self._state[k.LAST_COMMIT_END])
 
-    def _buffer(self, least: int) -> Bytes | None:
-        if self._spool is None or self.buffered_bytes < self._memory_bytes:
+    def _committed(self, commit: Commit, transaction: StreamedTransaction) -> None:
+        """A transaction that came in blocks is whole: it stands where it commits, as if it had come at once."""
+        index, begin = int(self._state[k.TX_COUNT]), self._positions
+        segments = transaction.segments or [Segment(begin, in_block=True)]
+        self._positions += 1
+        for segment in segments:
+            segment.belongs_to(index, self._positions)
+            self._positions += segment.count
+        self._transactions.add(index, commit, begin, self._positions)
+        self._positions += 1
+        self._state[k.TX_COUNT] = self._state[k.LAST_COMMIT_TX] = index + 1
+        self._state[k.WAL_END] = max(int(self._state[k.WAL_END]), min(commit.end_lsn, 2**63 - 1))
+        self._segments += segments
+        self._sealable, self._begin_segment = len(self._segments), True
+
+    def _block_segment(self, least: int, before: Segment | None) -> Segment:
+        return Segment(0, self._buffer(least, before), in_block=True)
+
+    def _buffer(self, least: int, before: Segment | None) -> DiskBuffer | None:
+        """Where a new segment is to lie: in memory while the budget allows it. The one before it is full."""
+        if self._spool is None or self._budget is None:
+            return None
+        if before is not None:
+            before.close(self._spool)
+        filled = [*self._segments, *self._streamed.segments]
+        if self._budget.allows(self, sum(segment.memory_bytes for segment in filled)):
             return None
         return self._spool.buffer(max(SEGMENT_BYTES, least))
 
@@ -113,15 +169,17 @@ class PgOutputDecoder:
         if not done:
             return None
         transactions = self._transactions.head(done)
-        size = 0
         # A copy: a batch that fails to decode may be sealed again, and must not meet its own later relations then.
         relations = dict(self._relations)
-        spool = self._spool if self.buffered_bytes >= self._memory_bytes else None
+        whole = self._segments[: self._sealable]
+        spool = self._spool if any(segment.on_disk for segment in whole) else None
         decoding = _Decoding(relations, transactions, assign, spool)
-        for segment in self._segments[: self._sealable]:
-            is_last = segment is self._segments[self._sealable - 1]
-            decoding.add(segment, segment.commit_end if is_last else segment.used)
-            size += segment.commit_end if is_last else segment.used
+        size = 0
+        for segment in whole:
+            limit = segment.commit_end if segment is whole[-1] else segment.used
+            decoding.add(segment, limit)
+            segment.let_go()
+            size += limit
         batch = Changes(decoding.tables(), transactions, EndLsn(int(transactions.end_lsn[-1])), size)
         self._relations = relations
         self._keep_rest()
@@ -137,10 +195,10 @@ class PgOutputDecoder:
         self._state = np.zeros(k.STATE_SIZE, np.int64)
         self._state[k.WAL_END] = wal_end
         self._transactions = TransactionLog()
-        self._segments, self._positions, self._sealable = [], 0, 0
+        self._segments, self._positions, self._sealable, self._begin_segment = [], 0, 0, True
         for data in rest:
             if len(data):
-                self.feed(data)
+                self._append(data)
 
 
 class _Decoding:
@@ -159,7 +217,7 @@ class _Decoding:
         """For each table the last transaction seen and how many of its messages were counted, across segments."""
 
     def tables(self) -> dict[TableId, Sequence[Step]]:
-        return {table: joined(steps) for table, steps in self._steps.items() if steps}
+        return {table: joined(steps, self._spool) for table, steps in sorted(self._steps.items())}
 
     def add(self, segment: Segment, limit: int) -> None:
         count = segment.count_until(limit)
@@ -172,8 +230,8 @@ class _Decoding:
         which = np.concatenate([np.full(len(plain), -1), np.arange(len(truncates))])
         order = np.lexsort((lines, tables))
         lines, tables, which = lines[order], tables[order], which[order]
-        starts = np.flatnonzero(np.r_[True, tables[1:] != tables[:-1]]) if len(tables) else np.zeros(0, np.int64)
-        for start, stop in zip(starts, np.r_[starts[1:], len(tables)], strict=True):
+        bounds = np.flatnonzero(np.r_[True, tables[1:] != tables[:-1], True]) if len(tables) else np.zeros(0, np.int64)
+        for start, stop in itertools.pairwise(bounds.tolist()):
             self._table(int(tables[start]), segment, lines[start:stop], which[start:stop], truncates)
 
     def _truncates(self, segment: Segment, messages: npt.NDArray[np.int64]) -> list[_TruncateLine]:
@@ -247,8 +305,7 @@ class _Decoding:
                 return
         step = decode_run(owner.schema, segment, messages, commit_lsn, ordinal, tx)
         if self._spool is not None:
-            old = self._spool.table(step.old) if step.old is not None else None
-            step = replace(step, new=self._spool.table(step.new), old=old)
+            step = on_disk(step, self._spool)
         self._steps.setdefault(TableId(table), []).append(step)
 
     def _truncate(self, table: int, segment: Segment, line: _TruncateLine, ordinal: int) -> None:

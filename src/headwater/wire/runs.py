@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,9 @@ from headwater.wire import kernels as k
 from headwater.wire.changes import ChangeRun, Step
 from headwater.wire.columns import decode_column
 from headwater.wire.segment import Segment
+from headwater.wire.spool import Spool
+
+_WORTH_FILES_BYTES = 1 << 20
 
 
 def decode_run(
@@ -74,35 +78,61 @@ def _columns(
     return pa.table(arrays, schema=arrow_schema(schema))
 
 
-def joined(steps: Sequence[Step]) -> Sequence[Step]:
+def on_disk(run: ChangeRun, spool: Spool) -> ChangeRun:
+    """The same run read from files, if it is worth them."""
+    if run.new.nbytes < _WORTH_FILES_BYTES:
+        return run
+    return replace(
+        run,
+        op=spool.array(run.op),
+        commit_lsn=spool.array(run.commit_lsn),
+        ordinal=spool.array(run.ordinal),
+        transaction=spool.array(run.transaction),
+        position=spool.array(run.position),
+        new=spool.table(run.new),
+        old_kind=spool.array(run.old_kind),
+        old=spool.table(run.old) if run.old is not None else None,
+        unchanged={name: spool.array(flags) for name, flags in run.unchanged.items()},
+    )
+
+
+def joined(steps: Sequence[Step], spool: Spool | None = None) -> Sequence[Step]:
     """Neighbouring runs of one schema become one: segments and repeated RELATIONs leave no trace."""
     result: list[Step] = []
+    alike: list[ChangeRun] = []
     for step in steps:
-        last = result[-1] if result else None
-        if isinstance(step, ChangeRun) and isinstance(last, ChangeRun) and last.schema == step.schema:
-            result[-1] = _concatenated(last, step)
-        else:
+        if isinstance(step, ChangeRun) and (not alike or alike[0].schema == step.schema):
+            alike.append(step)
+            continue
+        if alike:
+            result.append(_concatenated(alike, spool))
+        alike = [step] if isinstance(step, ChangeRun) else []
+        if not alike:
             result.append(step)
-    return result
+    return [*result, _concatenated(alike, spool)] if alike else result
 
 
-def _concatenated(a: ChangeRun, b: ChangeRun) -> ChangeRun:
+def _concatenated(runs: Sequence[ChangeRun], spool: Spool | None) -> ChangeRun:
+    if len(runs) == 1:
+        return runs[0]
+    together = spool.concatenate if spool is not None else np.concatenate
     old = None
-    if a.old is not None or b.old is not None:
-        old = pa.concat_tables([run.old if run.old is not None else _nulls(run) for run in (a, b)])
-    names = [name for name in a.new.column_names if name in a.unchanged or name in b.unchanged]
-    nothing_a, nothing_b = np.zeros(len(a), np.bool_), np.zeros(len(b), np.bool_)
+    if any(run.old is not None for run in runs):
+        old = pa.concat_tables([run.old if run.old is not None else _nulls(run) for run in runs])
+    names = [name for name in runs[0].new.column_names if any(name in run.unchanged for run in runs)]
     return ChangeRun(
-        schema=a.schema,
-        op=np.concatenate([a.op, b.op]),
-        commit_lsn=np.concatenate([a.commit_lsn, b.commit_lsn]),
-        ordinal=np.concatenate([a.ordinal, b.ordinal]),
-        transaction=np.concatenate([a.transaction, b.transaction]),
-        position=np.concatenate([a.position, b.position]),
-        new=pa.concat_tables([a.new, b.new]),
-        old_kind=np.concatenate([a.old_kind, b.old_kind]),
+        schema=runs[0].schema,
+        op=together([run.op for run in runs]),
+        commit_lsn=together([run.commit_lsn for run in runs]),
+        ordinal=together([run.ordinal for run in runs]),
+        transaction=together([run.transaction for run in runs]),
+        position=together([run.position for run in runs]),
+        new=pa.concat_tables([run.new for run in runs]),
+        old_kind=together([run.old_kind for run in runs]),
         old=old,
-        unchanged={n: np.concatenate([a.unchanged.get(n, nothing_a), b.unchanged.get(n, nothing_b)]) for n in names},
+        unchanged={
+            name: together([run.unchanged.get(name, np.zeros(len(run), np.bool_)) for run in runs]) for name in names
+        },
     )
 
 

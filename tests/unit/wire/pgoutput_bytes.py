@@ -86,5 +86,26 @@ def truncate(*table_ids: int, cascade: bool = False, restart_identity: bool = Fa
     return framed(b"T" + struct.pack("!IB", len(table_ids), options) + struct.pack(f"!{len(table_ids)}I", *table_ids))
 
 
+def in_progress(message: bytes, xid: int) -> bytes:
+    """A framed message as it stands in a block of a transaction in progress: with an xid behind its kind."""
+    return framed(message[30:31] + struct.pack("!I", xid) + message[31:])
+
+
+def stream_start(xid: int, first: bool = False) -> bytes:
+    return framed(b"S" + struct.pack("!IB", xid, first))
+
+
+def stream_stop() -> bytes:
+    return framed(b"E")
+
+
+def stream_commit(xid: int, commit_lsn: int, end_lsn: int, time: int = 0) -> bytes:
+    return framed(b"c" + struct.pack("!IBQQq", xid, 0, commit_lsn, end_lsn, time), end_lsn)
+
+
+def stream_abort(xid: int, subxid: int | None = None) -> bytes:
+    return framed(b"A" + struct.pack("!II", xid, xid if subxid is None else subxid))
+
+
 def as_array(data: bytes) -> Bytes:
     return np.frombuffer(data, np.uint8).copy()

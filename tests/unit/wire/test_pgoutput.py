@@ -18,7 +18,7 @@ from headwater.wire import pgoutput
 from headwater.wire.changes import Changes
 from headwater.wire.pgoutput import Ownership, PgOutputDecoder
 from headwater.wire.relation import Relation
-from headwater.wire.spool import Spool
+from headwater.wire.spool import MemoryBudget, Spool
 from tests.unit.wire import pgoutput_bytes as pg
 
 ORDERS, ITEMS = pg.table(10, "orders"), pg.table(11, "items")
@@ -274,7 +274,7 @@ def test_a_transaction_larger_than_the_budget_goes_to_disk_and_is_one_batch(
     rows += [pg.update(10, pg.row(i, "x"), old_key=[b"\0\0\0\1", None]) for i in range(1000, 1100)]
     frames = [pg.begin(100), pg.relation(ORDERS), *rows, pg.commit(100, 120)]
     spool = Spool(tmp_path)
-    decoder = PgOutputDecoder(spool, memory_bytes=16384)
+    decoder = PgOutputDecoder(spool, MemoryBudget(16384))
     for frame in frames:
         decoder.feed(pg.as_array(frame))
     assert spool.spilled_bytes > decoder.buffered_bytes / 2

@@ -1,0 +1,232 @@
+"""Large transactions: sent while in progress, rolled back in part, kept on disk, and short memory."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from headwater.config import BatchConfig, MemoryBackpressureConfig
+from headwater.contracts.stores import APPLY
+from headwater.errors import ConfigError
+from headwater.events import EventBatch
+from headwater.source.slots import apply_slot_name
+from headwater.store.memory import MemoryStore
+from headwater.testing.compare import wait_until
+from headwater.testing.postgres import PostgresServer
+from tests.conftest import Database
+from tests.integration.mirror import MirrorDestination, running
+
+SLOT = apply_slot_name(1)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    """With so little memory for decoding that a thousand rows are a large transaction."""
+    with PostgresServer.start(settings={"logical_decoding_work_mem": "64kB"}) as server:
+        yield server
+
+
+@pytest.fixture
+def shop(server: PostgresServer) -> Iterator[Database]:
+    with server.connect() as connection:
+        shop = Database(server, "postgres", connection)
+        shop.execute(
+            """
+            select pg_drop_replication_slot(slot_name) from pg_replication_slots;
+            drop publication if exists shop;
+            drop table if exists orders, items;
+            create table orders(id int primary key, counter int not null, note text);
+            create table items(id int primary key, counter int not null, note text);
+            insert into orders select i, 1, 'n' from generate_series(1, 500) i;
+            create publication shop for table orders, items;
+            """
+        )
+        yield shop
+
+
+def streamed(shop: Database) -> int:
+    """How many transactions the server has sent in progress so far."""
+    return int(shop.value("select stream_txns from pg_stat_replication_slots where slot_name = %s", [SLOT]))
+
+
+def wait_streamed(shop: Database, count: int) -> None:
+    wait_until(lambda: streamed(shop) >= count, 30)
+
+
+@pytest.mark.invariant(4)
+def test_a_large_transaction_is_sent_in_progress_and_is_one_batch_without_what_was_rolled_back(shop: Database) -> None:
+    with running(shop) as run, shop.server.connect() as other:
+        run.wait_states("ready", 2)
+        with other.transaction():
+            other.execute("insert into orders select i, 1, repeat('x', 100) from generate_series(1001, 6000) i")
+            with other.transaction(force_rollback=True):
+                other.execute("insert into items select i, 1, repeat('y', 100) from generate_series(1, 5000) i")
+                other.execute("update orders set counter = 2")
+            other.execute("update orders set counter = 3 where id % 2 = 0")
+            # Meanwhile, others commit: they are written before the large one is whole.
+            wait_streamed(shop, 1)
+            shop.execute("insert into items select generate_series(10001, 10010), 1, 'while it is in progress'")
+            run.wait_caught_up()
+            assert len(run.mirror.tables["items"]) == 10
+            assert len(run.mirror.tables["orders"]) == 500
+        run.wait_caught_up()
+        run.assert_equal("orders", "items")
+        assert run.mirror.batches[-1].change_count == 5000 + 2750
+
+
+def test_a_large_transaction_that_is_rolled_back_leaves_nothing_and_the_slot_advances(shop: Database) -> None:
+    with running(shop) as run, shop.server.connect() as other:
+        run.wait_states("ready", 2)
+        with other.transaction(force_rollback=True):
+            other.execute("insert into orders select i, 1, repeat('x', 100) from generate_series(1001, 6000) i")
+            wait_streamed(shop, 1)
+        batches = len(run.mirror.batches)
+        shop.execute("insert into items values (1, 1, 'after')")
+        run.wait_caught_up()
+        run.assert_equal("orders", "items")
+        assert sum(batch.change_count for batch in run.mirror.batches[batches:]) == 1
+
+
+@pytest.mark.invariant(3)
+def test_what_is_in_progress_when_the_connection_is_lost_comes_again_as_a_whole(shop: Database) -> None:
+    with running(shop) as run, shop.server.connect() as other:
+        run.wait_states("ready", 2)
+        with other.transaction():
+            other.execute("insert into orders select i, 1, repeat('x', 100) from generate_series(1001, 6000) i")
+            wait_streamed(shop, 1)
+            before = streamed(shop)
+            shop.execute(
+                "select pg_terminate_backend(active_pid) from pg_replication_slots where slot_name = %s", [SLOT]
+            )
+            wait_streamed(shop, before + 1)
+            other.execute("update orders set note = 'later'")
+        run.wait_caught_up()
+        run.assert_equal("orders", "items")
+
+
+@pytest.mark.invariant(3)
+def test_random_large_transactions_side_by_side_end_equal_and_their_keys_do_not_depend_on_the_way(
+    shop: Database,
+) -> None:
+    store, mirror = MemoryStore(), MirrorDestination()
+    with running(shop, store=store, mirror=mirror) as run:
+        run.wait_states("ready", 2)
+        start = store.get_replication_progress(APPLY)
+        assert start is not None
+        shop.execute("select pg_copy_logical_replication_slot(%s, 'whole')", [SLOT])
+        writers = [threading.Thread(target=_write, args=(shop.server, number)) for number in range(3)]
+        for writer in writers:
+            writer.start()
+        for writer in writers:
+            writer.join()
+        run.wait_caught_up()
+        run.assert_equal("orders", "items")
+        assert streamed(shop) > 3
+    # The same transactions as the server sends them at commit, decoded by the server itself.
+    found = shop.execute(
+        "select count(*) from pg_logical_slot_get_binary_changes('whole', null, null,"
+        " 'proto_version', '1', 'publication_names', 'shop') where get_byte(data, 0) in (68, 73, 85)"
+    )
+    keys = [
+        (table, int(lsn), int(ordinal))
+        for batch in mirror.batches
+        for table, steps in batch.tables.items()
+        for step in steps
+        for lsn, ordinal in zip(step.commit_lsn, step.ordinal, strict=True)  # type: ignore[arg-type]
+    ]
+    assert len(keys) == len(set(keys)) == found[0][0]
+
+
+def _write(server: PostgresServer, number: int) -> None:
+    """Nested savepoints, some rolled back, in transactions of some thousand rows; each writer has keys of its own."""
+    choose = random.Random(number)
+    first = 100_000 * (number + 1)
+    with server.connect() as connection:
+        for _ in range(6):
+            with connection.transaction(force_rollback=choose.random() < 0.2):
+                for _ in range(choose.randint(1, 6)):
+                    _write_some(connection, choose, first, depth=0)
+
+
+def _write_some(connection: psycopg.Connection[object], choose: random.Random, first: int, depth: int) -> None:
+    table = choose.choice(["orders", "items"])
+    low = first + choose.randrange(3000)
+    connection.execute(
+        f"insert into {table} select i, 1, repeat('x', 60) from generate_series({low}, {low + 400}) i"
+        " on conflict (id) do update set counter = excluded.counter + 1"
+    )
+    connection.execute(f"delete from {table} where id between {low} and {low + 20}")
+    while depth < 3 and choose.random() < 0.6:
+        with connection.transaction(force_rollback=choose.random() < 0.4):
+            _write_some(connection, choose, first, depth + 1)
+
+
+def test_a_table_is_copied_while_a_large_transaction_is_in_progress(shop: Database) -> None:
+    """The slot of the copy waits for the transaction; what it did is in the copy, and the stream does not bring it twice."""
+    with shop.server.connect() as other:
+        with running(shop) as run:
+            run.wait_states("ready", 2)
+            with other.transaction():
+                other.execute("insert into orders select i, 1, repeat('x', 100) from generate_series(1001, 6000) i")
+                wait_streamed(shop, 1)
+                shop.execute("create table late(id int primary key, counter int not null, note text)")
+                shop.execute("alter publication shop add table late")
+            run.wait_states("ready", 3)
+            with other.transaction():
+                other.execute("insert into late select i, 1, repeat('x', 100) from generate_series(1, 5000) i")
+            run.wait_caught_up()
+            run.assert_equal("orders", "late")
+        shop.execute("drop table late")
+
+
+@pytest.mark.parametrize("way", ["in progress", "at commit"])
+def test_short_memory_pauses_reading_while_a_batch_is_written_and_never_for_good(shop: Database, way: str) -> None:
+    shop.execute(f"alter system set logical_decoding_work_mem = '{'64kB' if way == 'in progress' else '64MB'}'")
+    shop.execute("select pg_reload_conf()")
+    # Always short: nothing but the rule itself keeps the pipeline going.
+    short = MemoryBackpressureConfig(activate=1e-6, resume=1e-7)
+    with running(shop, memory_backpressure=short, memory_refresh_interval_ms=10) as run:
+        run.wait_states("ready", 2)
+        begun, release = threading.Event(), threading.Event()
+
+        def block(batch: EventBatch) -> None:
+            begun.set()
+            assert release.wait(60)
+
+        run.mirror.before_events = block
+        shop.execute("insert into items values (1, 1, 'holds the destination')")
+        assert begun.wait(30)
+        shop.execute("insert into orders select i, 1, repeat('x', 100) from generate_series(10001, 40000) i")
+        # The reader's queue is all that is taken in: the server is answered and sends no more once that is full.
+        release.set()
+        run.wait_caught_up()
+        run.assert_equal("orders", "items")
+        assert run.pipeline._memory.is_short
+    shop.execute("alter system reset logical_decoding_work_mem")
+    shop.execute("select pg_reload_conf()")
+
+
+def test_a_spool_directory_that_cannot_be_used_is_said_at_the_start(shop: Database, tmp_path: Path) -> None:
+    nowhere = BatchConfig(spool_directory=str(tmp_path / "nowhere"))
+    with pytest.raises(ConfigError, match="spool_directory") as caught, running(shop, batch=nowhere):
+        pass
+    assert "Make the directory" in caught.value.hint
+
+
+def test_a_transaction_beyond_the_budget_lies_in_the_spool_directory(shop: Database, tmp_path: Path) -> None:
+    small = BatchConfig(max_bytes=1024, memory_budget_ratio=1e-9, spool_directory=str(tmp_path))
+    with running(shop, batch=small) as run:
+        run.wait_states("ready", 2)
+        mapped: list[bool] = []
+        # Files without a name, so that nothing is left behind: only the list of what we have mapped tells of them.
+        run.mirror.before_events = lambda batch: mapped.append(str(tmp_path) in Path("/proc/self/maps").read_text())
+        shop.execute("insert into orders select i, 1, repeat('x', 200) from generate_series(10001, 20000) i")
+        run.wait_caught_up()
+        run.assert_equal("orders")
+        assert any(mapped)
+        assert list(tmp_path.iterdir()) == []
