@@ -5,8 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterator
 
-from benchmarks.setting import COLUMNS, ROW, Clock, Figure, Setting, wait_ready
-from headwater.engine.pipeline import Pipeline
+from benchmarks.setting import COLUMNS, ROW, Clock, Figure, Setting, wait_confirmed, wait_ready
 from headwater.lsn import EndLsn
 from headwater.testing.compare import flush_position
 from headwater.testing.source_rows import Connection
@@ -26,7 +25,7 @@ def run(setting: Setting) -> Iterator[Figure]:
         with setting.running(database, 11) as pipeline:
             wait_ready(pipeline, 1)
             connection.execute(f"insert into events select {ROW} from generate_series(1, 1000) i")
-            _wait_confirmed(pipeline, flush_position(connection))
+            wait_confirmed(pipeline, flush_position(connection))
         connection.execute("select pg_create_logical_replication_slot('peer', 'pgoutput')")
         for first in range(1001, ROWS + 1001, _TRANSACTION_ROWS):
             last = first + _TRANSACTION_ROWS - 1
@@ -37,7 +36,7 @@ def run(setting: Setting) -> Iterator[Figure]:
         pipeline = setting.pipeline(database, 11)
         clock = Clock()
         pipeline.start()
-        _wait_confirmed(pipeline, position)
+        wait_confirmed(pipeline, position)
         ours = clock.seconds
         pipeline.shutdown()
         pipeline.wait()
@@ -51,12 +50,6 @@ def run(setting: Setting) -> Iterator[Figure]:
         ratio >= MARK,
     )
     setting.server.drop_database(database)
-
-
-def _wait_confirmed(pipeline: Pipeline, position: int) -> None:
-    while not pipeline.progress.wait_for(lambda now: now.confirmed >= position, 1.0):
-        if pipeline.stopped:
-            pipeline.wait()
 
 
 def _receive(setting: Setting, database: str, connection: Connection) -> float:

@@ -23,6 +23,7 @@ from headwater.store.postgres import PostgresStore
 from headwater.testing.postgres import PostgresServer
 
 POSTGRES_JDBC = Coordinate("org.postgresql", "postgresql", "42.7.8")
+HEAP_BYTES = 3 << 30
 COLUMNS = (
     "id bigint primary key, customer int, amount numeric(12,2), paid boolean,"
     " at timestamptz, note text, city text, score float8"
@@ -50,10 +51,17 @@ class Setting:
     spark: SparkSession
     warehouse: Path
 
+    @property
+    def jvm(self) -> int:
+        """The process id of Spark's JVM."""
+        return int(self.spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid())  # type: ignore[union-attr]
+
     def database(self) -> str:
         return self.server.create_database()
 
-    def pipeline(self, database: str, id: int, publication: str = "bench") -> Pipeline:
+    def pipeline(
+        self, database: str, id: int, publication: str = "bench", batch: BatchConfig | None = None
+    ) -> Pipeline:
         connect = self.server.settings(database)
         connection = PgConnectionConfig(
             host=connect.host,
@@ -62,14 +70,16 @@ class Setting:
             username=connect.username,
             password=connect.password,
         )
-        config = PipelineConfig(id=id, publication_name=publication, pg_connection=connection, batch=BatchConfig())
+        config = PipelineConfig(
+            id=id, publication_name=publication, pg_connection=connection, batch=batch or BatchConfig()
+        )
         store = PostgresStore(connection.connect_settings("headwater store"), id)
         destination = IcebergDestination(self.spark, store, lake_settings(self.warehouse))
         return Pipeline(config, store, destination, spark=self.spark, progress=Progress())
 
     @contextmanager
-    def running(self, database: str, id: int) -> Iterator[Pipeline]:
-        pipeline = self.pipeline(database, id)
+    def running(self, database: str, id: int, batch: BatchConfig | None = None) -> Iterator[Pipeline]:
+        pipeline = self.pipeline(database, id, batch=batch)
         pipeline.start()
         try:
             yield pipeline
@@ -88,6 +98,12 @@ def wait_ready(pipeline: Pipeline, tables: int) -> None:
             pipeline.wait()
 
 
+def wait_confirmed(pipeline: Pipeline, position: int) -> None:
+    while not pipeline.progress.wait_for(lambda now: now.confirmed >= position, 1.0):
+        if pipeline.stopped:
+            pipeline.wait()
+
+
 def lake_settings(warehouse: Path) -> IcebergSettings:
     return IcebergSettings(warehouse=str(warehouse))
 
@@ -99,7 +115,9 @@ def setting() -> Iterator[Setting]:
         warehouse = directory / "lake"
         warehouse.mkdir()
         jdbc = ",".join(str(path) for path in fetch((POSTGRES_JDBC,)).glob("*.jar"))
-        settings = SparkSettings(config={"spark.jars": f"{jar_settings()['spark.jars']},{jdbc}"}, driver_memory="3g")
+        settings = SparkSettings(
+            config={"spark.jars": f"{jar_settings()['spark.jars']},{jdbc}"}, driver_memory=f"{HEAP_BYTES >> 30}g"
+        )
         spark = build_session(settings, lake_settings(warehouse).spark_catalog())
         # As a production server would: a WAL of several GB between checkpoints, and nothing switched off that costs reading.
         with PostgresServer.start(settings={"max_wal_size": "8GB", "shared_buffers": "512MB"}) as server:

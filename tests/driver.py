@@ -86,9 +86,18 @@ master = "local[2]"
         self._process.kill()
         self.wait()
 
-    def kill_jvm(self) -> None:
+    @property
+    def pid(self) -> int:
         assert self._process is not None
-        os.kill(self._jvm(self._process.pid), signal.SIGKILL)
+        return self._process.pid
+
+    @property
+    def jvm(self) -> int:
+        """The process id of its Spark's JVM."""
+        return self._jvm(self.pid)
+
+    def kill_jvm(self) -> None:
+        os.kill(self.jvm, signal.SIGKILL)
 
     def end(self) -> None:
         if self._process is not None:

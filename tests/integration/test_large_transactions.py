@@ -11,15 +11,22 @@ import psycopg
 import pytest
 
 from headwater.config import BatchConfig, MemoryBackpressureConfig
+from headwater.contracts.results import WriteEventsResult
 from headwater.contracts.stores import APPLY
+from headwater.destinations.memory import MemoryDestination
+from headwater.engine.memory import memory_now
+from headwater.engine.pipeline import Pipeline
 from headwater.errors import ConfigError
 from headwater.events import EventBatch
 from headwater.source.slots import apply_slot_name
 from headwater.store.memory import MemoryStore
 from headwater.testing.compare import wait_until
+from headwater.testing.memory import PeakMemory
 from headwater.testing.postgres import PostgresServer
+from headwater.wire import pgoutput
 from tests.conftest import Database
-from tests.integration.mirror import MirrorDestination, running
+from tests.driver import driver
+from tests.integration.mirror import MirrorDestination, Running, config, running
 
 SLOT = apply_slot_name(1)
 
@@ -230,3 +237,70 @@ def test_a_transaction_beyond_the_budget_lies_in_the_spool_directory(shop: Datab
         run.assert_equal("orders")
         assert any(mapped)
         assert list(tmp_path.iterdir()) == []
+
+
+class CountingDestination(MemoryDestination):
+    """Keeps nothing, so that what takes memory is the engine."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.changes = 0
+
+    def write_events(self, events: EventBatch, result: WriteEventsResult) -> None:
+        self.changes += events.change_count
+        result.done()
+
+
+@pytest.mark.invariant(4)
+def test_a_transaction_larger_than_the_budget_takes_no_more_memory_than_a_small_one(
+    shop: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pgoutput, "SEGMENT_BYTES", 4 << 20)
+    small = BatchConfig(max_bytes=1 << 20, memory_budget_ratio=1e-9, spool_directory=str(tmp_path))
+    counting = CountingDestination()
+    pipeline = Pipeline(config(shop, batch=small), MemoryStore(), counting)
+    pipeline.start()
+    try:
+        run = Running(shop, pipeline, MirrorDestination())
+        run.wait_states("ready", 2)
+        with PeakMemory() as few:
+            shop.execute("insert into items select i, 1, repeat('x', 100) from generate_series(1, 50000) i")
+            run.wait_caught_up()
+        with PeakMemory() as many:
+            shop.execute("insert into orders select i, 1, repeat('x', 100) from generate_series(1001, 1001000) i")
+            run.wait_caught_up(120)
+        assert counting.changes == 1_050_000
+        # 150 MB came; of an ordinary batch's pieces, four megabytes each, some lie in memory at a time.
+        assert many.bytes - few.bytes < 48 << 20
+    finally:
+        pipeline.shutdown()
+        pipeline.wait(30)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_transaction_of_five_million_rows_streams_through_within_the_memory_that_was_set(
+    server: PostgresServer, shop: Database, tmp_path: Path
+) -> None:
+    budget = 256 << 20
+    extra = f"""
+driver_memory = "2g"
+
+[batch]
+memory_budget_ratio = {budget / memory_now().total_bytes:.6f}
+spool_directory = "{tmp_path}"
+"""
+    with driver(shop, tmp_path, extra=extra) as pipeline:
+        pipeline.start()
+        pipeline.wait_ready(2)
+        with PeakMemory(pipeline.pid) as python, PeakMemory(pipeline.jvm) as jvm:
+            with shop.server.connect() as other, other.transaction():
+                other.execute("insert into orders select i, 1, repeat('x', 50) from generate_series(1001, 5001000) i")
+                with other.transaction(force_rollback=True):
+                    other.execute("update orders set counter = counter + 1 where id % 5 = 0")
+            pipeline.wait_caught_up(1200)
+        pipeline.stop()
+        pipeline.assert_equal("orders")
+    print(f"Python {python.bytes >> 20} MiB, JVM {jvm.bytes >> 20} MiB at most")
+    assert python.bytes < budget + (768 << 20)
+    assert jvm.bytes < (2 << 30) + (1 << 30)

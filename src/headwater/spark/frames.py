@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import itertools
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -37,6 +39,13 @@ class FrameSpool:
         """Remove what an earlier run left; once at start, when nobody else can be at it."""
         if self._files.get_file_info(self._path).type != pafs.FileType.NotFound:
             self._files.delete_dir_contents(self._path)
+
+    def disk(self) -> Path:
+        """A directory of this machine for what only we look at: the spool itself, where it is local."""
+        if not self._is_local:
+            return Path(tempfile.gettempdir())
+        self._make_directory()
+        return Path(self._path)
 
     @contextmanager
     def frame(self, session: SparkSession, table: pa.Table, schema: StructType) -> Iterator[DataFrame]:

@@ -17,6 +17,7 @@ from headwater.contracts.stores import DestinationStore, DestinationTableMetadat
 from headwater.destinations.iceberg.delta import net_delta
 from headwater.destinations.iceberg.missing import MissingValues
 from headwater.destinations.iceberg.net import NetChanges, net_changes
+from headwater.destinations.iceberg.parts import net_in_parts
 from headwater.destinations.iceberg.schema import evolve, renamed_columns
 from headwater.destinations.iceberg.sessions import LakeSession, Outcome, outcome_of
 from headwater.destinations.iceberg.table import LakeTable
@@ -34,6 +35,7 @@ from headwater.events import ChangeRun, Step, TruncateStep
 from headwater.schema.table import TableId
 from headwater.spark.frames import FrameSpool
 from headwater.spark.session import is_jvm_lost, translate
+from headwater.wire.spool import Spool
 
 _ATTEMPTS = 3
 _log = logging.getLogger(__name__)
@@ -72,6 +74,7 @@ class TableApply:
     spool: FrameSpool
     missing: MissingValues
     known: KnownWatermarks
+    disk: Spool
 
     def apply(self, session: LakeSession, table_id: TableId, steps: Sequence[Step]) -> DestinationTableMetadata:
         """Write what the lake lacks of these steps, and return what is to be recorded."""
@@ -177,9 +180,16 @@ class TableApply:
 
     def _rows_after_truncate(self, session: LakeSession, run: ChangeRun) -> pa.Table:
         if run.schema.key:
-            net = net_changes(run, run.schema.key)
-            return self.missing.complete(session, None, run.schema, net).upserts
+            return self._net(session, None, run).upserts
         return net_delta(run).added
+
+    def _net(self, session: LakeSession, table: LakeTable | None, run: ChangeRun) -> NetChanges:
+        schema = run.schema
+
+        def net(part: ChangeRun) -> NetChanges:
+            return self.missing.complete(session, table, schema, net_changes(part, schema.key))
+
+        return net_in_parts(run, schema.key, self.disk, net)
 
     def _merge(
         self,
@@ -194,8 +204,7 @@ class TableApply:
         properties = snapshot_properties(mark_of(run, mark))
         run = _in_lake_types(run, lake_arrow_schema(run.schema))
         if key:
-            net: NetChanges = self.missing.complete(session, table, run.schema, net_changes(run, key))
-            self.writer.merge(session, table, key, net, properties)
+            self.writer.merge(session, table, key, self._net(session, table, run), properties)
         elif run.schema.insert_only:
             self.writer.append(session, table, run.new, properties)
         else:

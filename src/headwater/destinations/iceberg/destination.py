@@ -33,6 +33,7 @@ from headwater.lsn import CommitLsn
 from headwater.schema.table import ReplicatedTableSchema, TableId
 from headwater.spark.frames import FrameSpool
 from headwater.spark.session import is_jvm_lost, translate
+from headwater.wire.spool import Spool
 
 EPOCH_ENDED = "headwater.epoch-ended"
 COPY_ORDINAL = -1
@@ -75,7 +76,7 @@ class IcebergDestination(Destination):
         self._context = context
         self._writer = MergeWriter(spool)
         missing = MissingValues(spool, context.read_source_rows, self._count_source_rows)
-        self._apply = TableApply(self._store, self._writer, spool, missing, KnownWatermarks())
+        self._apply = TableApply(self._store, self._writer, spool, missing, KnownWatermarks(), Spool(spool.disk()))
 
     def shutdown(self) -> None:
         self._batches.shutdown(wait=True)

@@ -63,7 +63,9 @@ def net_changes(run: ChangeRun, key: tuple[str, ...]) -> NetChanges:
     upsert_rows, delete_rows = final[is_upsert], final[~is_upsert]
     deletes = (run.old if run.old is not None else run.new).select(key).take(pa.array(delete_rows))
     if not any(flags.any() for flags in run.unchanged.values()):
-        return NetChanges(deletes, run.new.take(pa.array(upsert_rows)))
+        # In the usual batch each key comes once: nothing has to be copied.
+        whole = len(upsert_rows) == len(run)
+        return NetChanges(deletes, run.new if whole else run.new.take(pa.array(upsert_rows)))
     upserts, pending = _with_previous_values(run, key, events, upsert_rows)
     return NetChanges(deletes, upserts, pending)
 

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headwater.destinations.iceberg import parts as parts_module
 from headwater.destinations.iceberg.delta import net_delta
 from headwater.destinations.iceberg.net import NetChanges, net_changes
+from headwater.destinations.iceberg.parts import by_key, net_in_parts
 from headwater.events import DELETE, INSERT, NO_OLD, OLD_FULL, OLD_KEY, UPDATE, ChangeRun
 from headwater.schema.table import ColumnSchema, ReplicaIdentity, ReplicatedTableSchema, TableId, TableName, TableSchema
 from headwater.schema.types import BUILT_IN
+from headwater.wire.spool import Spool
 
 MISSING = "<missing>"
 COLUMNS = ("k", "j", "v", "w")
@@ -131,6 +136,40 @@ def test_the_net_of_a_run_equals_playing_its_changes_one_by_one(
         (row["k"], row["j"]) for row in net.upserts.to_pylist()
     ]
     assert len(touched) == len(set(touched)), "one row per key"
+
+
+@settings(max_examples=300, deadline=None)
+@given(histories(), st.integers(2, 5))
+def test_a_large_run_taken_apart_by_key_amounts_to_the_same(
+    history: tuple[dict[Any, Any], list[Change], bool], count: int
+) -> None:
+    target, changes, _ = history
+    run, expected = make_run(changes), apply(target, net_changes(make_run(changes), ("k", "j")))
+    parts = list(by_key(run, ("k", "j"), count))
+    assert sum(len(part) for part in parts) == len(run)
+    found = dict(target)
+    for part in parts:
+        found = apply(found, net_changes(part, ("k", "j")))
+    assert found == expected
+    moves = any(c[2] is not None and c[1] is not None and c[1][:2] != c[2][:2] for c in changes)
+    assert len(parts) == (1 if moves else count)
+
+
+def test_a_large_run_is_netted_part_by_part_and_lies_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts_module, "PART_CHANGES", 100)
+    changes: list[Change] = [(INSERT, (i % 300, "a", f"v{i}", i), None, NO_OLD, frozenset()) for i in range(1000)]
+    seen: list[int] = []
+
+    def net(part: ChangeRun) -> NetChanges:
+        seen.append(len(part))
+        return net_changes(part, ("k", "j"))
+
+    spool = Spool(tmp_path)
+    found = net_in_parts(make_run(changes), ("k", "j"), spool, net)
+    assert len(seen) == 10
+    assert max(seen) < 400, "keys are spread over the parts"
+    assert spool.spilled_bytes > 0
+    assert apply({}, found) == apply({}, net_changes(make_run(changes), ("k", "j")))
 
 
 def test_a_chain_of_key_changes_remembers_the_key_in_the_target() -> None:
