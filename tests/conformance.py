@@ -24,7 +24,10 @@ _INTRODUCTION = """\
 # What is promised, and the test that keeps it
 
 Made from the tests and `tests/promises.toml` by `python -m tests.conformance docs/conformance.md`; a test fails when it is
-stale. What no test shows yet says so."""
+stale. What no test shows yet says so.
+
+`pytest -k` finds the tests of a promise by its sentence, with `_` for whatever is no letter or digit:
+`pytest tests/integration -k a_second_start_is_refused`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +69,35 @@ def _invariants(node: ast.FunctionDef) -> Iterator[int]:
 def page() -> str:
     """The whole document."""
     tests = collect()
-    promises = tomllib.loads(PROMISES.read_text(encoding="utf-8"))
+    invariants = tomllib.loads(PROMISES.read_text(encoding="utf-8"))["invariant"]
     return "\n".join(
         [
             _INTRODUCTION,
             "",
-            *_invariant_lines(promises["invariant"], tests),
-            *_promise_lines(promises["promise"], tests),
+            *_invariant_lines(invariants, tests),
+            *_promise_lines(promises(), tests),
         ]
     )
+
+
+def promises() -> list[dict[str, Any]]:
+    entries: list[dict[str, Any]] = tomllib.loads(PROMISES.read_text(encoding="utf-8"))["promise"]
+    return entries
+
+
+def sentences_by_test() -> dict[str, set[str]]:
+    """For each test, the promises it keeps as words for `pytest -k`: `a_second_start_is_refused`, `invariant_7`."""
+    sentences: dict[str, set[str]] = defaultdict(set)
+    for entry in promises():
+        for reference in entry.get("tests", ()):
+            sentences[reference].add(keyword(entry["line"]))
+    for test in collect():
+        sentences[test.reference] |= {f"invariant_{number}" for number in test.invariants}
+    return sentences
+
+
+def keyword(sentence: str) -> str:
+    return re.sub(r"\W+", "_", sentence).strip("_").lower()
 
 
 def _invariant_lines(invariants: list[dict[str, Any]], tests: list[Test]) -> Iterator[str]:

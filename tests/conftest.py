@@ -12,9 +12,18 @@ from psycopg import sql
 
 from headwater.testing.postgres import PostgresServer
 from headwater.wire.settings import ConnectSettings
+from tests.conformance import sentences_by_test
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let `pytest -k` find the tests of a promise by its sentence, with `_` for whatever is no letter or digit."""
+    sentences = sentences_by_test()
+    for item in items:
+        reference = f"{item.nodeid.split('::')[0]}::{getattr(item, 'originalname', item.name)}"
+        item.extra_keyword_matches.update(sentences.get(reference, ()))
 
 
 @dataclass(frozen=True, slots=True)

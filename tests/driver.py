@@ -27,12 +27,12 @@ class Driver:
         self.database = database
         self.warehouse = directory / "lake"
         self._log = directory / "output.txt"
-        self._settings = directory / "pipeline.toml"
+        self.settings_file = directory / "pipeline.toml"
         self._process: subprocess.Popen[bytes] | None = None
         settings = database.settings
         password = settings.password.reveal() if settings.password is not None else ""
-        self._environment = {**os.environ, "DRIVER_PASSWORD": password}
-        self._settings.write_text(
+        self.environment = {**os.environ, "DRIVER_PASSWORD": password}
+        self.settings_file.write_text(
             f"""
 id = {PIPELINE_ID}
 publication_name = {json.dumps(publication)}
@@ -62,9 +62,9 @@ master = "local[2]"
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "headwater.cli.main", "run", "-v", str(self._settings)]
+        command = [sys.executable, "-m", "headwater.cli.main", "run", "-v", str(self.settings_file)]
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log, env=self._environment)
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, env=self.environment)
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
         """Ask it to stop; its exit status."""

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from tests.conformance import ROOT, collect, page
+import pytest
+
+from tests.conformance import ROOT, collect, keyword, page, promises, sentences_by_test
 
 
 def test_the_page_of_promises_is_what_the_tests_say() -> None:
@@ -10,3 +12,17 @@ def test_the_page_of_promises_is_what_the_tests_say() -> None:
 
 def test_every_invariant_has_a_test() -> None:
     assert {number for test in collect() for number in test.invariants} >= set(range(1, 17))
+
+
+SHOWN_IN_INTEGRATION = ("Start and stop", "Copy", "Hand-off", "Restart", "Errors", "Publication", "Size")
+
+
+@pytest.mark.parametrize("group", SHOWN_IN_INTEGRATION)
+def test_every_promise_is_shown_over_a_real_server_and_found_by_its_sentence(group: str) -> None:
+    entries = [entry for entry in promises() if entry["group"] == group]
+    assert entries
+    by_test = sentences_by_test()
+    for entry in entries:
+        found = [test for test, sentences in by_test.items() if keyword(entry["line"]) in sentences]
+        assert any(test.startswith("tests/integration/") for test in found), entry["line"]
+        assert "left" not in entry, entry["line"]

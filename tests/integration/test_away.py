@@ -1,0 +1,148 @@
+"""The world's trouble is nobody's: source, store or lake are away for a while, and afterwards all is equal (invariant 15)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headwater.cli.main import main
+from headwater.errors import HeadwaterError
+from headwater.source.slots import apply_slot_name
+from headwater.store.postgres import PostgresStore
+from headwater.testing.compare import confirmed_position, wait_until
+from headwater.testing.lake_rows import open_lake
+from headwater.testing.postgres import PostgresServer
+from tests.conftest import Database
+from tests.driver import Driver, driver
+from tests.integration.mirror import running
+
+SHOP = """
+    create table orders(id int primary key, counter int not null);
+    insert into orders select i, 1 from generate_series(1, 1000) i;
+    create table items(id int primary key, counter int not null);
+    insert into items select i, 1 from generate_series(1, 10) i;
+    create publication shop for table orders, items;
+"""
+
+
+@pytest.fixture
+def shop(database: Database) -> Database:
+    database.execute(SHOP)
+    return database
+
+
+@pytest.fixture
+def own_server() -> Iterator[PostgresServer]:
+    """One that a test may stop."""
+    with PostgresServer.start() as server:
+        yield server
+
+
+@pytest.mark.invariant(15)
+def test_changes_go_on_after_the_server_crashed_and_recovered(
+    own_server: PostgresServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with own_server.connect() as connection:
+        connection.execute(SHOP)
+    with own_server.connect() as connection, running(Database(own_server, "postgres", connection)) as run:
+        run.wait_states("ready", 2)
+        run.database.execute("update orders set counter = 2")
+        with caplog.at_level(logging.WARNING):
+            # At once, as a crash: the server has to recover before it lets anybody in.
+            own_server.stop("immediate")
+            run.wait_for(lambda: "following the slot again" in caplog.text)
+            own_server.restart()
+        with own_server.connect() as again:
+            run.database = Database(own_server, "postgres", again)
+            run.database.execute("update orders set counter = 3 where id % 2 = 0; delete from items where id = 1")
+            run.wait_caught_up()
+            run.assert_equal("orders", "items")
+        assert set(run.states().values()) == {"ready"}
+
+
+@pytest.mark.invariant(15)
+def test_a_store_that_is_away_for_a_while_is_waited_for_and_no_table_errs(
+    shop: Database, own_server: PostgresServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = PostgresStore(own_server.settings(), 1)
+    with running(shop, store=store) as run:
+        run.wait_states("ready", 2)
+        batches = len(run.mirror.batches)
+        own_server.stop()
+        with caplog.at_level(logging.WARNING):
+            shop.execute("update orders set counter = 2")
+            run.wait_for(lambda: "recording progress failed" in caplog.text)
+            # Written, but not recorded: so it is not confirmed either.
+            assert len(run.mirror.batches) == batches + 1
+            before = confirmed_position(shop.connection, apply_slot_name(1))
+            shop.execute("update orders set counter = 3")
+            assert confirmed_position(shop.connection, apply_slot_name(1)) == before
+        own_server.restart()
+        run.wait_caught_up()
+        run.assert_equal("orders", "items")
+        assert set(run.states().values()) == {"ready"}
+
+
+@pytest.mark.invariant(15)
+def test_a_lake_that_is_away_for_a_while_is_waited_for_and_no_table_errs(shop: Database, tmp_path: Path) -> None:
+    with driver(shop, tmp_path) as run:
+        run.start()
+        run.wait_ready(2)
+        away = run.warehouse.with_name("away")
+        run.warehouse.rename(away)
+        # A file in its place, so that nothing can be made anew where the lake was.
+        run.warehouse.touch()
+        shop.execute("update orders set counter = 2")
+        wait_until(
+            lambda: "writing a batch failed, trying again" in run.output,
+            120,
+            what="a word about the lake",
+            still_good=run.still_running,
+        )
+        run.warehouse.unlink()
+        away.rename(run.warehouse)
+        shop.execute("delete from orders where id <= 10")
+        run.wait_caught_up()
+        assert run.states() == ["ready", "ready"]
+        assert run.stop() == 0, run.output
+        run.assert_equal("orders", "items")
+
+
+def test_readers_see_the_old_rows_until_the_new_copy_of_a_resync_is_there_and_other_tables_go_on(
+    shop: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with driver(shop, tmp_path) as run:
+        run.start()
+        run.wait_ready(2)
+        run.wait_caught_up()
+        epoch, items = _epoch(run, "orders"), _epoch(run, "items")
+        counts: list[int] = []
+
+        def copied_again() -> bool:
+            counts.append(open_lake(run.warehouse).load_table("public.orders").scan().count())
+            return _epoch(run, "orders") != epoch
+
+        for name, value in run.environment.items():
+            monkeypatch.setenv(name, value)
+        assert main(["resync", str(run.settings_file), "public.orders"]) == 0
+        shop.execute("update items set counter = 2")
+        wait_until(copied_again, 120, what="the new copy", still_good=run.still_running, interval=0.01)
+        run.wait_ready(2)
+        run.wait_caught_up()
+        assert set(counts) == {1000}, "a reader saw another table than the old one or the new one"
+        assert _epoch(run, "items") == items
+        assert run.stop() == 0, run.output
+        run.assert_equal("orders", "items")
+
+
+def _epoch(run: Driver, table: str) -> str:
+    """Which copy the lake table's rows come from."""
+    loaded = open_lake(run.warehouse).load_table(f"public.{table}")
+    for snapshot in sorted(loaded.snapshots(), key=lambda snapshot: -snapshot.sequence_number):
+        properties = snapshot.summary.additional_properties if snapshot.summary is not None else {}
+        if "headwater.epoch" in properties:
+            return properties["headwater.epoch"]
+    raise HeadwaterError(f"{table} has no copy")
