@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from headwater.cli.main import main
 from headwater.errors import HeadwaterError
 from headwater.source.slots import apply_slot_name
 from headwater.store.postgres import PostgresStore
@@ -18,6 +17,7 @@ from headwater.testing.postgres import PostgresServer
 from tests.conftest import Database
 from tests.driver import Driver, driver
 from tests.integration.mirror import running
+from tests.integration.test_commands import headwater
 
 SHOP = """
     create table orders(id int primary key, counter int not null);
@@ -127,7 +127,7 @@ def test_readers_see_the_old_rows_until_the_new_copy_of_a_resync_is_there_and_ot
 
         for name, value in run.environment.items():
             monkeypatch.setenv(name, value)
-        assert main(["resync", str(run.settings_file), "public.orders"]) == 0
+        headwater("resync", run.settings_file, "public.orders")
         shop.execute("update items set counter = 2")
         wait_until(copied_again, 120, what="the new copy", still_good=run.still_running, interval=0.01)
         run.wait_ready(2)
