@@ -195,56 +195,6 @@ def test_wal_level_replica_is_a_setting_to_change() -> None:
         assert "ALTER SYSTEM SET wal_level = logical" in caught.value.hint
 
 
-@pytest.mark.parametrize("mode", [TlsMode.PREFER, TlsMode.REQUIRE])
-def test_tls_without_verification(tls_server: PostgresServer, mode: TlsMode) -> None:
-    with WireConnection.connect(with_tls(tls_server, mode)) as connection:
-        assert uses_tls(connection)
-
-
-@pytest.mark.parametrize("as_file", [True, False], ids=["path", "text"])
-def test_verify_full_accepts_the_right_name(
-    tls_server: PostgresServer, authority: trustme.CA, tmp_path: Path, as_file: bool
-) -> None:
-    roots = roots_of(authority)
-    if as_file:
-        (tmp_path / "roots.pem").write_text(roots)
-        roots = str(tmp_path / "roots.pem")
-    settings = with_tls(tls_server, TlsMode.VERIFY_FULL, roots, "localhost")
-    with WireConnection.connect(settings) as connection:
-        assert uses_tls(connection)
-    psycopg.connect(**settings.conninfo()).close()  # type: ignore[arg-type]
-
-
-def test_verify_full_refuses_another_name_and_verify_ca_does_not_mind(
-    tls_server: PostgresServer, authority: trustme.CA
-) -> None:
-    with pytest.raises(TlsError, match="another host name"):
-        WireConnection.connect(with_tls(tls_server, TlsMode.VERIFY_FULL, roots_of(authority)))
-    WireConnection.connect(with_tls(tls_server, TlsMode.VERIFY_CA, roots_of(authority))).close()
-
-
-@pytest.mark.parametrize("mode", [TlsMode.REQUIRE, TlsMode.VERIFY_CA, TlsMode.VERIFY_FULL])
-def test_a_certificate_of_a_stranger_is_not_trusted(tls_server: PostgresServer, mode: TlsMode) -> None:
-    with pytest.raises(TlsError, match="not trusted") as caught:
-        WireConnection.connect(with_tls(tls_server, mode, roots_of(trustme.CA()), "localhost"))
-    assert "root_certs" in caught.value.hint
-
-
-def test_the_system_store_does_not_know_our_authority(tls_server: PostgresServer) -> None:
-    with pytest.raises(TlsError, match="not trusted"):
-        WireConnection.connect(with_tls(tls_server, TlsMode.VERIFY_FULL, host="localhost"))
-
-
-def test_plain_text_is_refused_where_only_tls_is_admitted(tls_server: PostgresServer) -> None:
-    with pytest.raises(AuthenticationError, match=r"pg_hba\.conf"):
-        WireConnection.connect(with_tls(tls_server, TlsMode.DISABLE))
-
-
-def test_a_server_without_tls_is_refused_where_tls_is_required(pg_server: PostgresServer) -> None:
-    with pytest.raises(TlsError, match="does not offer TLS"):
-        WireConnection.connect(with_tls(pg_server, TlsMode.REQUIRE))
-
-
 def test_prefer_falls_back_where_pg_hba_admits_only_plain_text(authority: trustme.CA) -> None:
     certificate = authority.issue_cert("localhost")
     tls = ServerTls(certificate.cert_chain_pems[0].bytes().decode(), certificate.private_key_pem.bytes().decode())
@@ -295,10 +245,15 @@ def test_an_error_in_mid_copy_is_raised_after_what_came(pg: ConnectSettings) -> 
         assert connection.query("select 1 as one") == [{"one": "1"}]
 
 
-@pytest.mark.parametrize("way", ["tcp", "tls"])
-def test_cancel_ends_a_statement(pg_server: PostgresServer, tls_server: PostgresServer, way: str) -> None:
+@pytest.mark.parametrize("way", ["tcp", "tls", "several hosts"])
+def test_cancel_ends_a_statement_at_the_server_that_runs_it(
+    pg_server: PostgresServer, tls_server: PostgresServer, way: str
+) -> None:
     server = tls_server if way == "tls" else pg_server
-    with WireConnection.connect(server.settings()) as connection:
+    settings = server.settings()
+    if way == "several hosts":
+        settings = replace(settings, host=f"no-such-host.invalid,127.0.0.1:{server.port}", port=1)
+    with WireConnection.connect(settings) as connection:
         caught: list[ServerError] = []
 
         def run() -> None:
