@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 import trustme
 
@@ -22,7 +21,6 @@ from headwater.errors import (
     ServerError,
     SlotError,
     SourceSettingsError,
-    TlsError,
 )
 from headwater.lsn import EndLsn
 from headwater.testing.postgres import PostgresServer, ServerTls
