@@ -52,12 +52,14 @@ class Database:
 
 
 VERSIONS = (15, 16, 17, 18)
-"""What tests with the marker `versions` are run against."""
+"""What tests with the marker `versions` are run against, unless it names others."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if metafunc.definition.get_closest_marker("versions") is not None and "pg_version" in metafunc.fixturenames:
-        metafunc.parametrize("pg_version", VERSIONS, ids=[f"pg{version}" for version in VERSIONS])
+    marker = metafunc.definition.get_closest_marker("versions")
+    if marker is not None and "pg_version" in metafunc.fixturenames:
+        versions = marker.args or VERSIONS
+        metafunc.parametrize("pg_version", versions, ids=[f"pg{version}" for version in versions])
 
 
 @pytest.fixture

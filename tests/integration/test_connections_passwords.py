@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import trustme
@@ -56,15 +58,28 @@ ODD = {
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
+def servers() -> Iterator[Callable[[int], PostgresServer]]:
     authority = trustme.CA()
     shown = authority.issue_cert("localhost")
     tls = ServerTls(shown.cert_chain_pems[0].bytes().decode(), shown.private_key_pem.bytes().decode())
-    with PostgresServer.start(tls=tls, hba=HBA) as server:
-        with server.connect() as connection:
-            connection.execute("create role by_scram_sha_256 login replication; create role by_md5 login replication")
-            connection.execute("create role by_password login replication")
-        yield server
+    with ExitStack() as stack:
+
+        @cache
+        def start(version: int) -> PostgresServer:
+            server = stack.enter_context(PostgresServer.start(version=version, tls=tls, hba=HBA))
+            with server.connect() as connection:
+                connection.execute(
+                    "create role by_scram_sha_256 login replication; create role by_md5 login replication"
+                )
+                connection.execute("create role by_password login replication")
+            return server
+
+        yield start
+
+
+@pytest.fixture
+def server(servers: Callable[[int], PostgresServer], pg_version: int) -> PostgresServer:
+    return servers(pg_version)
 
 
 def set_password(server: PostgresServer, method: str, password: str) -> ConnectSettings:
@@ -111,6 +126,7 @@ def test_scram_prepares_random_passwords_as_the_server_does(server: PostgresServ
         assert by_psycopg(settings, WHO) == by_wire(settings, WHO) == "by_scram_sha_256", ascii(password)
 
 
+@pytest.mark.versions
 @each_way
 def test_a_clear_text_password_is_sent_only_where_others_cannot_read_it(server: PostgresServer, ask: Ask) -> None:
     here = set_password(server, "password", "in the clear")
@@ -129,6 +145,7 @@ def test_a_clear_text_password_is_sent_only_where_others_cannot_read_it(server: 
         assert ask(allowed, WHO) == "by_password"
 
 
+@pytest.mark.versions
 @each_way
 @pytest.mark.parametrize("method", ["scram-sha-256", "md5"])
 def test_other_methods_need_no_tls_because_they_do_not_send_the_password(
@@ -138,12 +155,14 @@ def test_other_methods_need_no_tls_because_they_do_not_send_the_password(
     assert ask(settings, WHO) == settings.username
 
 
+@pytest.mark.versions
 @each_way
 def test_scram_under_tls_binds_to_the_channel(server: PostgresServer, ask: Ask) -> None:
     settings = set_password(server, "scram-sha-256", "bound")
     assert ask(replace(settings, tls=TlsSettings(TlsMode.REQUIRE)), WHO) == settings.username
 
 
+@pytest.mark.versions
 @each_way
 def test_a_password_that_is_asked_for_and_missing_is_told(server: PostgresServer, ask: Ask) -> None:
     settings = replace(set_password(server, "scram-sha-256", "there is one"), password=None)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -38,15 +40,27 @@ def authority() -> trustme.CA:
 
 
 @pytest.fixture(scope="module")
-def server(authority: trustme.CA) -> Iterator[PostgresServer]:
-    """Shows a certificate for localhost only, so 127.0.0.1 is the wrong name; TCP without TLS is refused."""
+def servers(authority: trustme.CA) -> Iterator[Callable[[int], PostgresServer]]:
+    """A server of a version, started when asked for. It shows a certificate for localhost only, so 127.0.0.1 is the wrong
+    name; TCP without TLS is refused."""
     shown = authority.issue_cert("localhost")
     tls = ServerTls(shown.cert_chain_pems[0].bytes().decode(), key_of(shown), client_roots=roots_of(authority))
-    with PostgresServer.start(tls=tls, hba=HBA) as server:
-        with server.connect() as connection:
-            for role in ("by_cert", "by_both", "by_any_cert"):
-                connection.execute(f"create role {role} login replication password 'pw'")
-        yield server
+    with ExitStack() as stack:
+
+        @cache
+        def start(version: int) -> PostgresServer:
+            server = stack.enter_context(PostgresServer.start(version=version, tls=tls, hba=HBA))
+            with server.connect() as connection:
+                for role in ("by_cert", "by_both", "by_any_cert"):
+                    connection.execute(f"create role {role} login replication password 'pw'")
+            return server
+
+        yield start
+
+
+@pytest.fixture
+def server(servers: Callable[[int], PostgresServer], pg_version: int) -> PostgresServer:
+    return servers(pg_version)
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +116,7 @@ def test_every_mode_reaches_the_right_server(
         assert ask(settings, IN_TLS) == "tls"
 
 
+@pytest.mark.versions
 @each_way
 def test_verify_ca_accepts_another_name_and_verify_full_refuses_it(
     server: PostgresServer, authority: trustme.CA, ask: Ask
@@ -140,6 +155,7 @@ def test_a_server_without_tls_is_refused_where_tls_is_required(plain_server: Pos
     assert_says_what_to_do(caught.value)
 
 
+@pytest.mark.versions
 @each_way
 @pytest.mark.parametrize("given", ["text", "paths", "encrypted key"])
 def test_a_client_certificate_is_enough_where_the_server_asks_for_one(
@@ -171,6 +187,7 @@ def encrypted(key: Secret, password: Secret) -> Secret:
     return Secret(loaded.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption).decode())
 
 
+@pytest.mark.versions
 @each_way
 def test_a_server_may_ask_for_a_certificate_and_a_password(
     server: PostgresServer, authority: trustme.CA, ask: Ask
@@ -187,6 +204,7 @@ def test_a_server_may_ask_for_a_certificate_and_a_password(
         assert "not it" not in str(caught.value)
 
 
+@pytest.mark.versions
 @each_way
 def test_a_missing_wrong_or_strange_client_certificate_is_told(
     server: PostgresServer, authority: trustme.CA, ask: Ask

@@ -99,6 +99,7 @@ def test_a_hundred_thousand_rows_in_parallel_ranges_are_exact(database: Database
     assert [(one, other) for one, other in zip(found, expected, strict=True) if one != other][:3] == []
 
 
+@pytest.mark.versions
 def test_a_batch_has_exactly_the_declared_schema(database: Database) -> None:
     database.execute(ORDERS.replace("100000)", "100)"))
     with snapshot_of(database, "orders") as snapshot:
@@ -107,6 +108,7 @@ def test_a_batch_has_exactly_the_declared_schema(database: Database) -> None:
     assert {batch.schema for batch in batches} == {arrow_schema(planned.schema)}
 
 
+@pytest.mark.versions
 def test_rows_changed_during_the_copy_are_neither_lost_nor_doubled(database: Database) -> None:
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, v int); INSERT INTO t SELECT i, 0 FROM generate_series(1, 50000) i"
@@ -127,6 +129,7 @@ def test_rows_changed_during_the_copy_are_neither_lost_nor_doubled(database: Dat
     assert sorted(found) == [(i, 0) for i in range(1, 50001)]
 
 
+@pytest.mark.versions
 def test_an_attempt_that_is_made_again_reads_the_same_rows(database: Database) -> None:
     database.execute("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t SELECT generate_series(1, 50000)")
     with snapshot_of(database, "t") as snapshot:
@@ -184,6 +187,7 @@ def wait_until_blocked(database: Database, session: psycopg.Connection[Any], sna
     eventually(lambda: bool(database.value("SELECT %s = ANY(pg_blocking_pids(%s))", pids)))
 
 
+@pytest.mark.versions
 def test_a_partitioned_table_is_read_leaf_by_leaf_whatever_the_order_of_their_columns(database: Database) -> None:
     database.execute(
         """
@@ -232,6 +236,7 @@ def published(snapshot: ExportedSnapshot, name: str) -> PublishedTable:
     return next(t for t in published_tables(snapshot.lock.connection, "shop") if t.name.name == name)
 
 
+@pytest.mark.versions
 def test_row_filters_and_column_lists_of_the_publication_hold(database: Database) -> None:
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, secret text, v int); INSERT INTO t SELECT i, 's', i FROM generate_series(1, 9000) i"
@@ -305,6 +310,7 @@ def test_the_lock_says_when_its_transaction_ended(database: Database) -> None:
             lock.check()
 
 
+@pytest.mark.versions
 def test_a_snapshot_whose_session_died_is_gone_and_the_copy_may_start_again(database: Database) -> None:
     database.execute("CREATE TABLE t (id int)")
     with snapshot_of(database, "t") as snapshot:
@@ -326,6 +332,7 @@ def test_a_snapshot_of_another_run_of_the_server_is_refused_whatever_its_name(da
             list(read_ranges(origin, snapshot.tables["public.t"].plan.ranges))
 
 
+@pytest.mark.versions
 @pytest.mark.invariant(1)
 def test_the_slot_is_made_under_the_lock_and_its_snapshot_serves_the_copy(database: Database) -> None:
     """As the engine does it. The lock session has no transaction id, so the slot does not wait for it."""

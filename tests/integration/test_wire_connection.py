@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,8 @@ from headwater.wire.chunks import Chunk
 from headwater.wire.connection import WireConnection
 from headwater.wire.settings import ConnectSettings, Secret, TlsMode, TlsSettings
 
+pytestmark = pytest.mark.versions
+
 PLUGIN = {"proto_version": "1", "publication_names": "pub"}
 
 
@@ -46,17 +50,18 @@ def authority() -> trustme.CA:
 
 
 @pytest.fixture(scope="module")
-def tls_server(authority: trustme.CA) -> Iterator[PostgresServer]:
-    """Shows a certificate for localhost only, so 127.0.0.1 is the wrong name; TCP without TLS is refused."""
+def tls_servers(authority: trustme.CA) -> Iterator[Callable[[int], PostgresServer]]:
+    """A server of a version, started when asked for, that refuses TCP without TLS."""
     certificate = authority.issue_cert("localhost")
     tls = ServerTls(certificate.cert_chain_pems[0].bytes().decode(), certificate.private_key_pem.bytes().decode())
     hba = ("local all,replication all trust", "hostssl all,replication all 127.0.0.1/32 scram-sha-256")
-    with PostgresServer.start(tls=tls, hba=hba) as server:
-        yield server
+    with ExitStack() as stack:
+        yield cache(lambda version: stack.enter_context(PostgresServer.start(version=version, tls=tls, hba=hba)))
 
 
-def roots_of(authority: trustme.CA) -> str:
-    return authority.cert_pem.bytes().decode()
+@pytest.fixture
+def tls_server(tls_servers: Callable[[int], PostgresServer], pg_version: int) -> PostgresServer:
+    return tls_servers(pg_version)
 
 
 def with_tls(
