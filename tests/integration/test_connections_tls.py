@@ -17,10 +17,14 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
+from headwater.config import PgConnectionConfig, TlsConfig
 from headwater.errors import AuthenticationError, HeadwaterError, TlsError
+from headwater.store.postgres import PostgresStore
 from headwater.testing.postgres import TRUSTED_SOCKET, PostgresServer, ServerTls
 from headwater.wire.settings import ConnectSettings, Secret, TlsMode, TlsSettings
 from headwater.wire.tls import with_contents
+from tests.conftest import Database
+from tests.integration.mirror import MirrorDestination, running
 from tests.integration.ways import Ask, each_way
 
 IN_TLS = "select case when ssl then 'tls' else 'plain' end from pg_stat_ssl where pid = pg_backend_pid()"
@@ -248,6 +252,53 @@ def test_a_client_certificate_that_cannot_be_used_is_told_before_anything_is_sen
         assert told in str(caught.value)
         for secret in ("PRIVATE KEY", "does not open it"):
             assert secret not in str(caught.value)
+
+
+@pytest.mark.versions
+def test_a_whole_pipeline_runs_with_a_client_certificate_over_a_list_of_hosts(
+    server: PostgresServer, authority: trustme.CA, tmp_path: Path
+) -> None:
+    shown = showing(authority, "by_cert")
+    assert shown.client_cert is not None
+    assert shown.client_key is not None
+    for name, text in {
+        "roots": roots_of(authority),
+        "crt": shown.client_cert,
+        "key": shown.client_key.reveal(),
+    }.items():
+        (tmp_path / name).touch(0o600)
+        (tmp_path / name).write_text(text)
+    name = server.create_database()
+    connection = PgConnectionConfig(
+        host=f"no-such-host.invalid,localhost:{server.port}",
+        name=name,
+        username="by_cert",
+        tls=TlsConfig(
+            mode=TlsMode.VERIFY_FULL,
+            trusted_root_certs=str(tmp_path / "roots"),
+            client_cert=str(tmp_path / "crt"),
+            client_key=Secret(str(tmp_path / "key")),
+        ),
+    )
+    try:
+        with server.connect(name) as session:
+            session.execute(
+                f"grant create on database {name} to by_cert; create table t (id int primary key, v text);"
+                "insert into t select i, 'copied' from generate_series(1, 100) i; create publication shop for table t;"
+                "grant select on t to by_cert"
+            )
+            database, mirror = Database(server, name, session), MirrorDestination()
+            for turn in range(2):
+                store = PostgresStore(connection.connect_settings(), 1)
+                with running(database, mirror, store, pg_connection=connection) as run:
+                    run.wait_states("ready", 1)
+                    session.execute("update t set v = v || %s where id <= 10", [str(turn)])
+                    run.wait_caught_up()
+                    run.assert_equal("t")
+                    run.stop()
+            assert mirror.copies == ["t"]
+    finally:
+        server.drop_database(name)
 
 
 def test_settings_sent_to_an_executor_carry_texts_in_place_of_files(authority: trustme.CA, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import psycopg
 from headwater.errors import AuthenticationError, ConnectError, HeadwaterError, Retry, TlsError
 from headwater.wire import tls
 from headwater.wire.auth import cleartext_refused
-from headwater.wire.server_errors import client_certificate_missing
+from headwater.wire.server_errors import channel_differs, client_certificate_missing
 from headwater.wire.settings import ConnectSettings
 
 _AUTHENTICATION_MARKS = ("authentication failed", "no password supplied", "pg_hba.conf", "is not permitted to log in")
@@ -25,6 +25,8 @@ def connect_error(error: psycopg.Error, settings: ConnectSettings) -> HeadwaterE
         return cleartext_refused(settings)
     if "requires a valid client certificate" in detail:
         return client_certificate_missing(settings, detail)
+    if "channel binding check failed" in detail:
+        return channel_differs(settings, detail)
     if any(mark in detail for mark in _AUTHENTICATION_MARKS):
         return AuthenticationError(
             f"the server did not accept user {settings.username!r} at {settings.address}",

@@ -84,6 +84,8 @@ def _not_admitted(fields: ErrorFields, settings: ConnectSettings) -> HeadwaterEr
             detail=_words(fields),
             hint=f"Create it with: CREATE ROLE {identifier(role)} LOGIN REPLICATION PASSWORD '...'",
         )
+    if "client_final" in fields.routine:
+        return channel_differs(settings, _words(fields))
     if fields.routine == "ClientAuthentication" and "pg_hba.conf" not in fields.message:
         return client_certificate_missing(settings, _words(fields))
     if fields.routine == "auth_failed":
@@ -101,6 +103,15 @@ def _not_admitted(fields: ErrorFields, settings: ConnectSettings) -> HeadwaterEr
         detail=_words(fields),
         hint=f"Add the line `{who}  scram-sha-256` to pg_hba.conf above any rule that rejects it, "
         "then run SELECT pg_reload_conf().",
+    )
+
+
+def channel_differs(settings: ConnectSettings, detail: str) -> AuthenticationError:
+    return AuthenticationError(
+        f"the TLS connection to {settings.address} does not end at the server that knows the password",
+        detail=detail,
+        hint="Something between terminates TLS with a certificate of its own. If that is a proxy of yours, connect past it; "
+        'if not, set tls.mode = "verify-full", which refuses a stranger before anything is sent.',
     )
 
 
