@@ -8,14 +8,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 import pytest
+import trustme
 
-from headwater.errors import AuthenticationError, ConnectError, ConnectionLost, HeadwaterError, Retry
+from headwater.errors import AuthenticationError, ConnectError, ConnectionLost, HeadwaterError, Retry, TlsError
 from headwater.source.lock import PipelineLock
 from headwater.source.session import connect
 from headwater.store.connection import StoreConnection
-from headwater.testing.postgres import DEFAULT_HBA, PostgresServer
+from headwater.testing.postgres import DEFAULT_HBA, PostgresServer, ServerTls
 from headwater.wire.connection import WireConnection
-from headwater.wire.settings import ConnectSettings, Secret, TargetSessionAttrs
+from headwater.wire.settings import ConnectSettings, Secret, TargetSessionAttrs, TlsMode, TlsSettings
 from tests.integration.ways import Ask, by_psycopg, by_replication, by_wire, each_way
 
 WHERE = "select current_setting('port')"
@@ -56,21 +57,33 @@ def pair() -> Iterator[Pair]:
         yield Pair(primary, standby)
 
 
-@each_way
-@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback address")
-@pytest.mark.parametrize("host", ["::1", "[::1]", "[::1]:{port}"])
-def test_a_server_is_reached_by_ipv6(ask: Ask, host: str, ipv6_server: PostgresServer) -> None:
-    settings = ipv6_server.settings(host=host.format(port=ipv6_server.port))
-    if "{port}" in host:
-        settings = replace(settings, port=1)
-    assert ask(settings, OVER) == "::1"
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
 
 
 @pytest.fixture(scope="module")
-def ipv6_server() -> Iterator[PostgresServer]:
-    hba = (*DEFAULT_HBA, "host all,replication all ::1/128 scram-sha-256")
-    with PostgresServer.start(settings={"listen_addresses": "127.0.0.1, ::1"}, hba=hba) as server:
+def ipv6_server(authority: trustme.CA) -> Iterator[PostgresServer]:
+    shown = authority.issue_cert("::1")
+    tls = ServerTls(shown.cert_chain_pems[0].bytes().decode(), shown.private_key_pem.bytes().decode())
+    hba = (*DEFAULT_HBA, "hostssl all,replication all ::1/128 scram-sha-256")
+    with PostgresServer.start(settings={"listen_addresses": "127.0.0.1, ::1"}, hba=hba, tls=tls) as server:
         yield server
+
+
+@each_way
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback address")
+@pytest.mark.parametrize("host", ["::1", "[::1]", "[::1]:{port}", "[::1]:1,[::1]:{port}"])
+def test_a_server_is_reached_by_ipv6_and_its_certificate_is_for_the_address(
+    ask: Ask, host: str, ipv6_server: PostgresServer, authority: trustme.CA
+) -> None:
+    tls = TlsSettings(TlsMode.VERIFY_FULL, authority.cert_pem.bytes().decode())
+    settings = ipv6_server.settings(host=host.format(port=ipv6_server.port), tls=tls)
+    if "{port}" in host:
+        settings = replace(settings, port=1)
+    assert ask(settings, OVER) == "::1"
+    with pytest.raises(TlsError, match="another host name"):
+        ask(ipv6_server.settings(tls=tls), OVER)
 
 
 @each_way

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from headwater.config.rules import Checked, Mistake, Setting
+from headwater.wire.pem import is_pem
 from headwater.wire.settings import (
     ConnectSettings,
     KeepaliveSettings,
@@ -124,6 +125,15 @@ class PgConnectionConfig(Checked):
             split_hosts(self.host, self.port)
         except ValueError as error:
             yield Mistake("host", str(error))
+
+    def secrets(self) -> Iterator[str]:
+        """What must never be shown; a key line by line, since a line of it is as bad."""
+        for secret in (self.password, self.tls.client_key_password):
+            if secret is not None:
+                yield secret.reveal()
+        key = self.tls.client_key.reveal() if self.tls.client_key is not None else ""
+        if is_pem(key):
+            yield from (line for line in key.splitlines() if not line.startswith("-----"))
 
     def connect_settings(self, application_name: str = "headwater") -> ConnectSettings:
         return ConnectSettings(

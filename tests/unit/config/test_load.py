@@ -260,11 +260,13 @@ def test_a_client_certificate_comes_from_files_beside_the_settings_or_as_text(tm
     tls = load_settings(written, ENVIRON).pipeline.pg_connection.connect_settings().tls
     assert tls.client_cert == str(tmp_path / "client.crt")
     assert tls.client_key == Secret(str(tmp_path / "keys" / "client.key"))
-    key = "-----BEGIN PRIVATE KEY-----\n..."
+    key = "-----BEGIN PRIVATE KEY-----\nMIIE\nvQIB\n-----END PRIVATE KEY-----"
     from_environment = client.replace('"keys/client.key"', '{ env = "KEY" }\nclient_key_password = { env = "OPENS" }')
     text = WHOLE.replace("[pg_connection.tls]", from_environment)
-    tls = load_settings(text, {**ENVIRON, "KEY": key, "OPENS": "it"}).pipeline.pg_connection.connect_settings().tls
+    settings = load_settings(text, {**ENVIRON, "KEY": key, "OPENS": "it"})
+    tls = settings.pipeline.pg_connection.connect_settings().tls
     assert (tls.client_key, tls.client_key_password) == (Secret(key), Secret("it"))
+    assert list(settings.secrets()) == [ENVIRON["SHOP_PASSWORD"], "it", "MIIE", "vQIB"]
 
 
 @pytest.mark.parametrize(
