@@ -1,7 +1,7 @@
 # Every target sets up what it needs by itself, in .venv and the user's cache directory; the second time that takes no time.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint bench lock clean
+.PHONY: help setup demo test test-versions test-all lint bench lock clean
 
 BIN := .venv/bin
 # Options for pytest, such as: make test ARGS="-k toast -x"
@@ -11,7 +11,7 @@ COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gen
 	--no-emit-index-url --no-emit-find-links --no-annotate --no-header
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-8s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## make .venv, and fetch packages, Java if there is none, jars and a Postgres server
 	@tools/setup.sh
@@ -24,6 +24,10 @@ demo: ## run the demo: a Postgres server, a workload, and a lake that follows it
 test: ## run the tests, all but the slow proofs
 	@tools/setup.sh
 	$(BIN)/pytest -m "not slow" -n 2 --dist loadfile $(ARGS)
+
+test-versions: ## run only the tests that talk to servers of every supported version, part of make test too
+	@tools/setup.sh
+	$(BIN)/pytest -m "versions and not slow" -n 2 --dist loadfile $(ARGS)
 
 test-all: ## run the slow proofs too: an idle minute, passwords in Spark's pages
 	@tools/setup.sh

@@ -1,15 +1,18 @@
-"""What all tests share: a Postgres server and a Spark session a test process, a fresh database a test."""
+"""What all tests share: a Postgres server (of each version) and a Spark session a test process, a fresh database a test."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
 from psycopg import sql
 
+from headwater.testing.binaries import DEFAULT_VERSION
 from headwater.testing.postgres import PostgresServer
 from headwater.wire.settings import ConnectSettings
 from tests.conformance import sentences_by_test
@@ -57,11 +60,34 @@ class Database:
         return value
 
 
+VERSIONS = (15, 16, 17, 18)
+"""What tests with the marker `versions` are run against, unless it names others."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    marker = metafunc.definition.get_closest_marker("versions")
+    if marker is not None and "pg_version" in metafunc.fixturenames:
+        versions = marker.args or VERSIONS
+        metafunc.parametrize("pg_version", versions, ids=[f"pg{version}" for version in versions])
+
+
+@pytest.fixture
+def pg_version() -> int:
+    """The major version of this test's server; those marked `versions` run once for each of VERSIONS."""
+    return DEFAULT_VERSION
+
+
 @pytest.fixture(scope="session")
-def pg_server() -> Iterator[PostgresServer]:
-    """One server for the whole test process: don't stop it, don't change its settings. Start your own for that."""
-    with PostgresServer.start() as server:
-        yield server
+def pg_servers() -> Iterator[Callable[[int], PostgresServer]]:
+    """A server of a version: started when first asked for, then the same for the whole test process."""
+    with ExitStack() as stack:
+        yield cache(lambda version: stack.enter_context(PostgresServer.start(version=version)))
+
+
+@pytest.fixture
+def pg_server(pg_servers: Callable[[int], PostgresServer], pg_version: int) -> PostgresServer:
+    """Shared by all tests of the process: don't stop it, don't change its settings. Start your own for that."""
+    return pg_servers(pg_version)
 
 
 @pytest.fixture

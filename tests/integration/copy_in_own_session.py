@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import pickle
 import sys
 import urllib.request
 from collections.abc import Iterable
@@ -18,7 +19,7 @@ from headwater.source.exported_snapshot import exported_snapshot
 from headwater.spark.copy_source import copy_dataframe, register_copy_source
 from headwater.spark.map_in_arrow import map_in_arrow
 from headwater.spark.session import SparkSettings, build_session
-from headwater.wire.settings import ConnectSettings, Secret
+from headwater.wire.settings import ConnectSettings
 
 PAGES = ("jobs/", "stages/", "stages/stage/?id=0&attempt=0", "environment/", "executors/", "SQL/")
 
@@ -51,8 +52,8 @@ def save_pages(url: str, application: str, directory: Path) -> None:
             (directory / f"ui-{number}").write_bytes(answer.read())
 
 
-def main(directory: Path, host: str, port: str, database: str, username: str) -> None:
-    settings = ConnectSettings(host, int(port), database, username, Secret(sys.stdin.read()))
+def main(directory: Path) -> None:
+    settings: ConnectSettings = pickle.loads(sys.stdin.buffer.read())
     events = directory / "events"
     events.mkdir()
     config = {
@@ -84,4 +85,4 @@ def main(directory: Path, host: str, port: str, database: str, username: str) ->
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *sys.argv[2:])
+    main(Path(sys.argv[1]))

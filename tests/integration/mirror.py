@@ -102,18 +102,18 @@ def _key(schema: ReplicatedTableSchema) -> int:
 
 def config(database: Database, publication: str = "shop", id: int = 1, **settings: Any) -> PipelineConfig:
     connect = database.settings
-    return PipelineConfig(
-        id=id,
-        publication_name=publication,
-        pg_connection=PgConnectionConfig(
+    defaults = {
+        "pg_connection": PgConnectionConfig(
             host=connect.host,
             port=connect.port,
             name=connect.database,
             username=connect.username,
             password=connect.password,
         ),
-        **{"batch": BatchConfig(max_fill_ms=100), "table_error_retry_delay_ms": 100, **settings},
-    )
+        "batch": BatchConfig(max_fill_ms=100),
+        "table_error_retry_delay_ms": 100,
+    }
+    return PipelineConfig(id=id, publication_name=publication, **{**defaults, **settings})
 
 
 class Running:

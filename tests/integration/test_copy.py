@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pyarrow as pa
 import pytest
+import trustme
 
 from headwater.errors import ConnectionLost, PrivilegeError, Retry, SchemaError, SourceError
 from headwater.schema.arrow import arrow_schema
@@ -25,8 +27,9 @@ from headwater.source.copy_read import copy_batches, read_ranges
 from headwater.source.exported_snapshot import ExportedSnapshot, exported_snapshot, table_lock
 from headwater.source.publication import PublishedTable, published_tables
 from headwater.spark.copy_source import copy_dataframe, register_copy_source, task_limit
+from headwater.testing.postgres import TRUSTED_SOCKET, PostgresServer, ServerTls
 from headwater.wire.connection import WireConnection
-from headwater.wire.settings import ConnectSettings
+from headwater.wire.settings import ConnectSettings, Secret, TlsMode, TlsSettings
 from tests.conftest import Database
 
 if TYPE_CHECKING:
@@ -99,6 +102,7 @@ def test_a_hundred_thousand_rows_in_parallel_ranges_are_exact(database: Database
     assert [(one, other) for one, other in zip(found, expected, strict=True) if one != other][:3] == []
 
 
+@pytest.mark.versions
 def test_a_batch_has_exactly_the_declared_schema(database: Database) -> None:
     database.execute(ORDERS.replace("100000)", "100)"))
     with snapshot_of(database, "orders") as snapshot:
@@ -107,6 +111,7 @@ def test_a_batch_has_exactly_the_declared_schema(database: Database) -> None:
     assert {batch.schema for batch in batches} == {arrow_schema(planned.schema)}
 
 
+@pytest.mark.versions
 def test_rows_changed_during_the_copy_are_neither_lost_nor_doubled(database: Database) -> None:
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, v int); INSERT INTO t SELECT i, 0 FROM generate_series(1, 50000) i"
@@ -127,6 +132,7 @@ def test_rows_changed_during_the_copy_are_neither_lost_nor_doubled(database: Dat
     assert sorted(found) == [(i, 0) for i in range(1, 50001)]
 
 
+@pytest.mark.versions
 def test_an_attempt_that_is_made_again_reads_the_same_rows(database: Database) -> None:
     database.execute("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t SELECT generate_series(1, 50000)")
     with snapshot_of(database, "t") as snapshot:
@@ -184,6 +190,7 @@ def wait_until_blocked(database: Database, session: psycopg.Connection[Any], sna
     eventually(lambda: bool(database.value("SELECT %s = ANY(pg_blocking_pids(%s))", pids)))
 
 
+@pytest.mark.versions
 def test_a_partitioned_table_is_read_leaf_by_leaf_whatever_the_order_of_their_columns(database: Database) -> None:
     database.execute(
         """
@@ -232,6 +239,7 @@ def published(snapshot: ExportedSnapshot, name: str) -> PublishedTable:
     return next(t for t in published_tables(snapshot.lock.connection, "shop") if t.name.name == name)
 
 
+@pytest.mark.versions
 def test_row_filters_and_column_lists_of_the_publication_hold(database: Database) -> None:
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, secret text, v int); INSERT INTO t SELECT i, 's', i FROM generate_series(1, 9000) i"
@@ -305,6 +313,7 @@ def test_the_lock_says_when_its_transaction_ended(database: Database) -> None:
             lock.check()
 
 
+@pytest.mark.versions
 def test_a_snapshot_whose_session_died_is_gone_and_the_copy_may_start_again(database: Database) -> None:
     database.execute("CREATE TABLE t (id int)")
     with snapshot_of(database, "t") as snapshot:
@@ -326,6 +335,7 @@ def test_a_snapshot_of_another_run_of_the_server_is_refused_whatever_its_name(da
             list(read_ranges(origin, snapshot.tables["public.t"].plan.ranges))
 
 
+@pytest.mark.versions
 @pytest.mark.invariant(1)
 def test_the_slot_is_made_under_the_lock_and_its_snapshot_serves_the_copy(database: Database) -> None:
     """As the engine does it. The lock session has no transaction id, so the slot does not wait for it."""
@@ -367,29 +377,47 @@ def test_no_more_tasks_than_connections_where_there_are_more_cores(master: str, 
     assert task_limit(master, most) == limit
 
 
+@pytest.fixture
+def closed_to_the_keyless(tmp_path: Path) -> Iterator[ConnectSettings]:
+    """A table on a server that asks for a password and a client certificate, whose key lies in a file."""
+    authority = trustme.CA()
+    shown, ours = authority.issue_cert("localhost"), authority.issue_cert("reader@example.com")
+    roots = authority.cert_pem.bytes().decode()
+    tls = ServerTls(shown.cert_chain_pems[0].bytes().decode(), shown.private_key_pem.bytes().decode(), roots)
+    key, certificate = tmp_path / "client.key", tmp_path / "client.crt"
+    key.touch(0o600)
+    ours.private_key_pem.write_to_path(key)
+    ours.cert_chain_pems[0].write_to_path(certificate)
+    client = TlsSettings(TlsMode.VERIFY_FULL, roots, str(certificate), Secret(str(key)))
+    hba = (TRUSTED_SOCKET, "hostssl all all 127.0.0.1/32 scram-sha-256 clientcert=verify-ca")
+    with PostgresServer.start(tls=tls, hba=hba) as server:
+        with server.connect() as connection:
+            connection.execute("CREATE TABLE t (id int); INSERT INTO t SELECT generate_series(1, 20000)")
+            connection.execute("CREATE PUBLICATION shop FOR TABLE t")
+        yield server.settings(host="localhost", tls=client)
+
+
 @pytest.mark.slow
-def test_invariant_16_a_password_shows_nowhere_in_spark_and_a_failed_task_reads_again(
-    database: Database, tmp_path: Path
+def test_invariant_16_passwords_and_keys_show_nowhere_in_spark_and_a_failed_task_reads_again(
+    closed_to_the_keyless: ConnectSettings, tmp_path: Path
 ) -> None:
     """In a process of its own: a session with UI, event log and task retries, which the shared one hasn't."""
-    database.execute("CREATE TABLE t (id int); INSERT INTO t SELECT generate_series(1, 20000)")
-    database.execute("CREATE PUBLICATION shop FOR TABLE t")
-    settings, password = database.settings, settings_password(database.settings)
-    script = Path(__file__).with_name("copy_in_own_session.py")
-    command = [sys.executable, str(script), str(tmp_path)]
-    command += [settings.host, str(settings.port), settings.database, settings.username]
-    run = subprocess.run(command, input=password, capture_output=True, text=True, timeout=240, check=False)
-    assert run.returncode == 0, run.stderr[-3000:]
-    shown = {path: path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file()}
+    settings = closed_to_the_keyless
+    assert settings.password is not None
+    assert settings.tls.client_key is not None
+    key = Path(settings.tls.client_key.reveal()).read_text().splitlines()
+    script, kept = Path(__file__).with_name("copy_in_own_session.py"), tmp_path / "kept"
+    kept.mkdir()
+    command = [sys.executable, str(script), str(kept)]
+    run = subprocess.run(command, input=pickle.dumps(settings), capture_output=True, timeout=240, check=False)
+    said = (run.stdout + run.stderr).decode(errors="replace")
+    assert run.returncode == 0, said[-3000:]
+    shown = {path: path.read_text(errors="replace") for path in kept.rglob("*") if path.is_file()}
     assert any("read_copy_ranges" in text for path, text in shown.items() if "events" in path.parts)
     assert any("postgres_copy" in text for path, text in shown.items() if path.name.startswith("ui-"))
-    # As text, and as the list of numbers that a byte array is printed as.
-    forms = (password, ", ".join(str(b) for b in password.encode()), ",".join(str(b) for b in password.encode()))
-    for form in forms:
-        assert form not in run.stdout + run.stderr
-        assert [path for path, text in shown.items() if form in text] == []
-
-
-def settings_password(settings: ConnectSettings) -> str:
-    assert settings.password is not None
-    return settings.password.reveal()
+    for secret in (settings.password.reveal(), key[1], key[-2]):
+        # As text, and as the list of numbers that a byte array is printed as.
+        numbers = [str(byte) for byte in secret.encode()]
+        for form in (secret, ", ".join(numbers), ",".join(numbers)):
+            assert form not in said
+            assert [path for path, text in shown.items() if form in text] == []

@@ -91,6 +91,7 @@ def _statement(choose: random.Random) -> str:
     return f"delete from {table} where id = {id}"
 
 
+@pytest.mark.versions
 def test_rows_written_during_the_copy_are_neither_lost_nor_doubled(shop: Database) -> None:
     with writing(shop), running(shop) as run:
         run.wait_states("ready", 2)
@@ -104,6 +105,7 @@ def test_rows_written_during_the_copy_are_neither_lost_nor_doubled(shop: Databas
         assert sorted(again.mirror.copies) == ["items", "orders"]
 
 
+@pytest.mark.versions
 def test_all_tables_reach_ready_with_no_traffic_at_all(database: Database) -> None:
     for number in range(12):
         database.execute(f"create table t{number}(id int primary key)")
@@ -317,6 +319,7 @@ def test_shutdown_interrupts_a_copy_that_waits_for_its_result_and_no_error_is_re
     assert {state.phase.value for state in store.get_table_states().values()} <= {"init", "data_sync"}
 
 
+@pytest.mark.versions
 def test_changes_go_on_after_the_walsender_was_ended(shop: Database) -> None:
     with running(shop) as run:
         run.wait_states("ready", 2)
@@ -349,6 +352,7 @@ def test_changes_go_on_after_the_server_restarted() -> None:
                 run.assert_equal("orders")
 
 
+@pytest.mark.versions
 def test_a_restart_delivers_nothing_twice_that_was_confirmed(shop: Database) -> None:
     store, mirror = MemoryStore(), MirrorDestination()
     for turn in range(3):
@@ -362,6 +366,7 @@ def test_a_restart_delivers_nothing_twice_that_was_confirmed(shop: Database) -> 
     assert sorted(mirror.copies) == ["items", "orders"]
 
 
+@pytest.mark.versions
 def test_a_table_whose_schema_changes_is_copied_again_and_ends_equal(shop: Database) -> None:
     with running(shop) as run:
         run.wait_states("ready", 2)
@@ -376,6 +381,7 @@ def test_a_table_whose_schema_changes_is_copied_again_and_ends_equal(shop: Datab
         assert run.mirror.copies.count("orders") == 1
 
 
+@pytest.mark.versions
 def test_invariant_10_a_lost_slot_is_an_error_unless_recreate_was_chosen(shop: Database) -> None:
     store, mirror = MemoryStore(), MirrorDestination()
     with running(shop, mirror, store) as run:
@@ -455,6 +461,7 @@ def test_a_value_the_lake_cannot_hold_stops_its_table_and_no_other(shop: Databas
         run.assert_equal("orders", "items")
 
 
+@pytest.mark.versions
 def test_types_without_a_binary_decoder_arrive_as_their_text(database: Database) -> None:
     database.execute(
         """

@@ -58,6 +58,7 @@ def wait_copies(run: Running, table: str, count: int) -> None:
     run.wait_for(lambda: run.mirror.copies.count(table) == count)
 
 
+@pytest.mark.versions
 def test_a_table_that_joins_while_running_is_copied_and_followed(shop: Database) -> None:
     with running(shop) as run:
         wait_ready(run, "items", "orders")
@@ -216,6 +217,7 @@ def test_a_primary_key_that_changes_under_identity_full_leads_to_a_new_copy(data
         run.assert_equal("prices")
 
 
+@pytest.mark.versions
 def test_tables_in_schema_follow_the_schema(shop: Database) -> None:
     shop.execute("create schema depot; create table depot.shelves(id int primary key)")
     shop.execute("drop publication shop; create publication shop for tables in schema depot")
@@ -231,6 +233,7 @@ def test_tables_in_schema_follow_the_schema(shop: Database) -> None:
         assert "public.shelves" in run.states()
 
 
+@pytest.mark.versions
 def test_row_filter_and_column_list_hold_in_copy_and_stream_and_when_they_change(shop: Database) -> None:
     shop.execute("alter publication shop set table orders where (id <= 50), items (id)")
     with running(shop) as run:
@@ -276,6 +279,7 @@ create publication shop for table m with (publish_via_partition_root = {via_root
 """
 
 
+@pytest.mark.versions
 def test_a_partitioned_root_needs_nothing_for_a_new_partition(database: Database) -> None:
     database.execute(PARTITIONED.format(via_root="true"))
     with running(database) as run:
@@ -313,6 +317,7 @@ def test_a_root_whose_rows_change_without_a_change_in_the_stream_is_copied_again
         run.assert_equal("m")
 
 
+@pytest.mark.versions
 def test_leaves_of_a_published_parent_join_and_leave_by_themselves(database: Database) -> None:
     database.execute(PARTITIONED.format(via_root="false"))
     with running(database) as run:

@@ -13,6 +13,9 @@ from headwater.schema.table import ReplicaIdentity, ReplicatedTableSchema, Snaps
 from headwater.schema.types import BUILT_IN, Kind
 from headwater.source.catalog import load_table_schemas
 from headwater.source.session import Connection, connect
+from headwater.testing.binaries import DEFAULT_VERSION
+
+pytestmark = pytest.mark.versions
 
 
 @pytest.fixture
@@ -161,6 +164,7 @@ def test_a_dropped_table_is_missing_and_one_outside_the_publication_has_all_colu
         load_table_schemas(session, [schema.id], "absent")
 
 
+@pytest.mark.versions(DEFAULT_VERSION)
 def test_a_thousand_tables_are_read_quickly(database: Any, session: Connection) -> None:
     database.execute("""
         do $$ begin for i in 1..1000 loop

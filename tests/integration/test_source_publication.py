@@ -11,6 +11,8 @@ from headwater.errors import SourceError
 from headwater.source.publication import PublishedTable, publication_facts, published_tables
 from headwater.source.session import Connection, connect
 
+pytestmark = pytest.mark.versions
+
 
 @pytest.fixture
 def session(database: Any) -> Iterator[Connection]:

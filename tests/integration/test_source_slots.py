@@ -21,6 +21,8 @@ from headwater.source.slot_errors import LineageLost, OtherServer, SlotInUse, Sl
 from headwater.source.slots import apply_slot_name, drop_slot, inspect_slot, sync_slot_name, sync_slots
 from headwater.testing.postgres import PostgresServer
 
+pytestmark = pytest.mark.versions
+
 
 @pytest.fixture
 def session(database: Any) -> Iterator[Connection]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pyarrow as pa
 import pytest
 
@@ -21,21 +19,15 @@ from headwater.source.slot_check import SlotVerdict, blockers, check_apply_slot
 from headwater.source.slots import drop_slot, inspect_slot, sync_slots
 from headwater.states import DATA_SYNC, INIT
 from headwater.store.postgres import PostgresStore
-from headwater.testing.binaries import DEFAULT_VERSION, PINNED
-from headwater.testing.postgres import PostgresServer
+from headwater.testing.binaries import PINNED
 from headwater.testing.store_suite import A
+from tests.conftest import Database
+
+pytestmark = pytest.mark.versions(*sorted(PINNED))
 
 
-@pytest.fixture(
-    params=[pytest.param(v, marks=pytest.mark.versions if v != DEFAULT_VERSION else ()) for v in sorted(PINNED)]
-)
-def server(request: pytest.FixtureRequest) -> Iterator[PostgresServer]:
-    with PostgresServer.start(version=request.param) as server:
-        yield server
-
-
-def test_every_question_has_an_answer(server: PostgresServer) -> None:
-    with connect(server.settings()) as session:
+def test_every_question_has_an_answer(database: Database) -> None:
+    with connect(database.settings) as session:
         session.execute(
             "create table public.t (id int primary key, twice int generated always as (id * 2) stored, x text)"
         )
@@ -67,12 +59,12 @@ def test_every_question_has_an_answer(server: PostgresServer) -> None:
         assert blockers(session) == []
 
 
-def test_lock_and_store_work(server: PostgresServer) -> None:
-    lock = PipelineLock(server.settings(), 1)
+def test_lock_and_store_work(database: Database) -> None:
+    lock = PipelineLock(database.settings, 1)
     lock.acquire()
     lock.check()
     lock.release()
-    store = PostgresStore(server.settings(), 1)
+    store = PostgresStore(database.settings, 1)
     store.start()
     store.update_table_states([(A, INIT)])
     store.update_table_states([(A, DATA_SYNC)])

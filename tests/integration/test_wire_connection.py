@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 import trustme
 
@@ -22,13 +23,14 @@ from headwater.errors import (
     ServerError,
     SlotError,
     SourceSettingsError,
-    TlsError,
 )
 from headwater.lsn import EndLsn
 from headwater.testing.postgres import PostgresServer, ServerTls
 from headwater.wire.chunks import Chunk
 from headwater.wire.connection import WireConnection
 from headwater.wire.settings import ConnectSettings, Secret, TlsMode, TlsSettings
+
+pytestmark = pytest.mark.versions
 
 PLUGIN = {"proto_version": "1", "publication_names": "pub"}
 
@@ -48,17 +50,18 @@ def authority() -> trustme.CA:
 
 
 @pytest.fixture(scope="module")
-def tls_server(authority: trustme.CA) -> Iterator[PostgresServer]:
-    """Shows a certificate for localhost only, so 127.0.0.1 is the wrong name; TCP without TLS is refused."""
+def tls_servers(authority: trustme.CA) -> Iterator[Callable[[int], PostgresServer]]:
+    """A server of a version, started when asked for, that refuses TCP without TLS."""
     certificate = authority.issue_cert("localhost")
     tls = ServerTls(certificate.cert_chain_pems[0].bytes().decode(), certificate.private_key_pem.bytes().decode())
     hba = ("local all,replication all trust", "hostssl all,replication all 127.0.0.1/32 scram-sha-256")
-    with PostgresServer.start(tls=tls, hba=hba) as server:
-        yield server
+    with ExitStack() as stack:
+        yield cache(lambda version: stack.enter_context(PostgresServer.start(version=version, tls=tls, hba=hba)))
 
 
-def roots_of(authority: trustme.CA) -> str:
-    return authority.cert_pem.bytes().decode()
+@pytest.fixture
+def tls_server(tls_servers: Callable[[int], PostgresServer], pg_version: int) -> PostgresServer:
+    return tls_servers(pg_version)
 
 
 def with_tls(
@@ -195,56 +198,6 @@ def test_wal_level_replica_is_a_setting_to_change() -> None:
         assert "ALTER SYSTEM SET wal_level = logical" in caught.value.hint
 
 
-@pytest.mark.parametrize("mode", [TlsMode.PREFER, TlsMode.REQUIRE])
-def test_tls_without_verification(tls_server: PostgresServer, mode: TlsMode) -> None:
-    with WireConnection.connect(with_tls(tls_server, mode)) as connection:
-        assert uses_tls(connection)
-
-
-@pytest.mark.parametrize("as_file", [True, False], ids=["path", "text"])
-def test_verify_full_accepts_the_right_name(
-    tls_server: PostgresServer, authority: trustme.CA, tmp_path: Path, as_file: bool
-) -> None:
-    roots = roots_of(authority)
-    if as_file:
-        (tmp_path / "roots.pem").write_text(roots)
-        roots = str(tmp_path / "roots.pem")
-    settings = with_tls(tls_server, TlsMode.VERIFY_FULL, roots, "localhost")
-    with WireConnection.connect(settings) as connection:
-        assert uses_tls(connection)
-    psycopg.connect(**settings.conninfo()).close()  # type: ignore[arg-type]
-
-
-def test_verify_full_refuses_another_name_and_verify_ca_does_not_mind(
-    tls_server: PostgresServer, authority: trustme.CA
-) -> None:
-    with pytest.raises(TlsError, match="another host name"):
-        WireConnection.connect(with_tls(tls_server, TlsMode.VERIFY_FULL, roots_of(authority)))
-    WireConnection.connect(with_tls(tls_server, TlsMode.VERIFY_CA, roots_of(authority))).close()
-
-
-@pytest.mark.parametrize("mode", [TlsMode.REQUIRE, TlsMode.VERIFY_CA, TlsMode.VERIFY_FULL])
-def test_a_certificate_of_a_stranger_is_not_trusted(tls_server: PostgresServer, mode: TlsMode) -> None:
-    with pytest.raises(TlsError, match="not trusted") as caught:
-        WireConnection.connect(with_tls(tls_server, mode, roots_of(trustme.CA()), "localhost"))
-    assert "root_certs" in caught.value.hint
-
-
-def test_the_system_store_does_not_know_our_authority(tls_server: PostgresServer) -> None:
-    with pytest.raises(TlsError, match="not trusted"):
-        WireConnection.connect(with_tls(tls_server, TlsMode.VERIFY_FULL, host="localhost"))
-
-
-def test_plain_text_is_refused_where_only_tls_is_admitted(tls_server: PostgresServer) -> None:
-    with pytest.raises(AuthenticationError, match=r"pg_hba\.conf"):
-        WireConnection.connect(with_tls(tls_server, TlsMode.DISABLE))
-
-
-def test_a_server_without_tls_is_refused_where_tls_is_required(pg_server: PostgresServer) -> None:
-    with pytest.raises(TlsError, match="does not offer TLS"):
-        WireConnection.connect(with_tls(pg_server, TlsMode.REQUIRE))
-
-
 def test_prefer_falls_back_where_pg_hba_admits_only_plain_text(authority: trustme.CA) -> None:
     certificate = authority.issue_cert("localhost")
     tls = ServerTls(certificate.cert_chain_pems[0].bytes().decode(), certificate.private_key_pem.bytes().decode())
@@ -295,10 +248,15 @@ def test_an_error_in_mid_copy_is_raised_after_what_came(pg: ConnectSettings) -> 
         assert connection.query("select 1 as one") == [{"one": "1"}]
 
 
-@pytest.mark.parametrize("way", ["tcp", "tls"])
-def test_cancel_ends_a_statement(pg_server: PostgresServer, tls_server: PostgresServer, way: str) -> None:
+@pytest.mark.parametrize("way", ["tcp", "tls", "several hosts"])
+def test_cancel_ends_a_statement_at_the_server_that_runs_it(
+    pg_server: PostgresServer, tls_server: PostgresServer, way: str
+) -> None:
     server = tls_server if way == "tls" else pg_server
-    with WireConnection.connect(server.settings()) as connection:
+    settings = server.settings()
+    if way == "several hosts":
+        settings = replace(settings, host=f"no-such-host.invalid,127.0.0.1:{server.port}", port=1)
+    with WireConnection.connect(settings) as connection:
         caught: list[ServerError] = []
 
         def run() -> None:

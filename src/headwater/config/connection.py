@@ -7,7 +7,16 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from headwater.config.rules import Checked, Mistake, Setting
-from headwater.wire.settings import ConnectSettings, KeepaliveSettings, Secret, TlsMode, TlsSettings
+from headwater.wire.pem import is_pem
+from headwater.wire.settings import (
+    ConnectSettings,
+    KeepaliveSettings,
+    Secret,
+    TargetSessionAttrs,
+    TlsMode,
+    TlsSettings,
+    split_hosts,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,16 +37,43 @@ class TlsConfig(Checked):
             "Root certificates: the path of a PEM file, or the PEM text. Empty or missing: the system's own.", path=True
         ),
     ] = None
+    client_cert: Annotated[
+        str | None,
+        Setting(
+            "The certificate we show a server that asks for one: the path of a PEM file, or the PEM text.", path=True
+        ),
+    ] = None
+    client_key: Annotated[
+        Secret | None,
+        Setting(
+            "Its private key: the path of a PEM file that only its owner may read, or the PEM text, best as "
+            '`{ env = "NAME" }`.',
+            path=True,
+            not_empty=True,
+        ),
+    ] = None
+    client_key_password: Annotated[
+        Secret | None, Setting("The password of the private key, if it is encrypted.", not_empty=True)
+    ] = None
 
     def conflicts(self) -> Iterator[Mistake]:
         if self.mode is not None and self.enabled is not None and self.enabled == (self.mode is TlsMode.DISABLE):
             yield Mistake("enabled", f'contradicts mode = "{self.mode}"; write only one of them')
+        if (self.client_cert is None) != (self.client_key is None):
+            lacks = "client_key" if self.client_key is None else "client_cert"
+            yield Mistake(lacks, "missing; a client certificate and its key belong together")
+        if self.client_key_password is not None and self.client_key is None:
+            yield Mistake("client_key_password", "there is no client_key that it could open")
+        if self.client_cert is not None and self.tls_settings().mode is TlsMode.DISABLE:
+            yield Mistake("client_cert", "is shown to nobody without TLS; set another mode")
 
     def tls_settings(self) -> TlsSettings:
         mode = self.mode
         if mode is None:
             mode = {None: TlsMode.PREFER, True: TlsMode.VERIFY_FULL, False: TlsMode.DISABLE}[self.enabled]
-        return TlsSettings(mode, self.trusted_root_certs or None)
+        return TlsSettings(
+            mode, self.trusted_root_certs or None, self.client_cert, self.client_key, self.client_key_password
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +89,13 @@ class PgConnectionConfig(Checked):
 
     host: Annotated[
         str,
-        Setting("Host name or address; what starts with `/` is the directory of a Unix socket.", not_empty=True),
+        Setting(
+            "Host name or address; what starts with `/` is the directory of a Unix socket. Several, with commas between, "
+            'are tried in order; each may have a port of its own: `"db1,db2:5433,[::1]:5434"`.',
+            not_empty=True,
+        ),
     ]
-    port: Annotated[int, Setting("TCP port.", at_least=1, at_most=65535)] = 5432
+    port: Annotated[int, Setting("TCP port, where `host` names none.", at_least=1, at_most=65535)] = 5432
     name: Annotated[str, Setting("The database.", not_empty=True)]
     username: Annotated[
         str, Setting("The role; needs REPLICATION, and SELECT on the published tables.", not_empty=True)
@@ -63,8 +103,37 @@ class PgConnectionConfig(Checked):
     password: Annotated[
         Secret | None, Setting('The password, best as `{ env = "NAME" }` or `{ file = "path" }`.', not_empty=True)
     ] = None
+    target_session_attrs: Annotated[
+        TargetSessionAttrs | None,
+        Setting(
+            "Which server will do, in libpq's words. Without it: any for one host, the primary for several, since a slot "
+            "is on one server only."
+        ),
+    ] = None
+    allow_cleartext_password: Annotated[
+        bool,
+        Setting(
+            "Whether a server that asks for the password itself gets it where others could read it on the way. Under "
+            'tls.mode `"require"` or stricter, on loopback and on a Unix socket it always does.'
+        ),
+    ] = False
     tls: Annotated[TlsConfig, Setting("Transport security.")] = field(default_factory=TlsConfig)
     keepalive: Annotated[TcpKeepaliveConfig, Setting("TCP keepalive.")] = field(default_factory=TcpKeepaliveConfig)
+
+    def conflicts(self) -> Iterator[Mistake]:
+        try:
+            split_hosts(self.host, self.port)
+        except ValueError as error:
+            yield Mistake("host", str(error))
+
+    def secrets(self) -> Iterator[str]:
+        """What must never be shown; a key line by line, since a line of it is as bad."""
+        for secret in (self.password, self.tls.client_key_password):
+            if secret is not None:
+                yield secret.reveal()
+        key = self.tls.client_key.reveal() if self.tls.client_key is not None else ""
+        if is_pem(key):
+            yield from (line for line in key.splitlines() if not line.startswith("-----"))
 
     def connect_settings(self, application_name: str = "headwater") -> ConnectSettings:
         return ConnectSettings(
@@ -78,4 +147,6 @@ class PgConnectionConfig(Checked):
                 self.keepalive.idle_seconds, self.keepalive.interval_seconds, self.keepalive.retries
             ),
             application_name=application_name,
+            target_session_attrs=self.target_session_attrs,
+            allow_cleartext_password=self.allow_cleartext_password,
         )

@@ -26,6 +26,7 @@ from headwater.config.rules import (
 )
 from headwater.config.settings import Settings
 from headwater.errors import ConfigError
+from headwater.wire.pem import is_pem
 from headwater.wire.settings import Secret
 
 _SECTIONS = tuple(one for one in setting_fields(Settings) if one.name != "pipeline")
@@ -155,7 +156,9 @@ class _Reader:
 
     def _placed(self, one: SettingField, value: Any) -> Any:
         """A relative path made absolute, so that it means the same wherever the program is started."""
-        if not one.rule.path or "://" in value or "-----BEGIN " in value:
+        if isinstance(value, Secret):
+            return Secret(self._placed(one, value.reveal()))
+        if not one.rule.path or "://" in value or is_pem(value):
             return value
         return os.path.normpath(self.base / Path(value).expanduser())
 

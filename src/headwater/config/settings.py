@@ -119,10 +119,10 @@ class Settings(Checked):
     spark: Annotated[SparkConfig, Setting("The Spark session.")] = field(default_factory=SparkConfig)
 
     def secrets(self) -> Iterator[str]:
-        """What must never be shown: passwords, and the free properties whose names say that they are secret."""
+        """What must never be shown: passwords, keys, and the free properties whose names say that they are secret."""
         for connection in (self.pipeline.pg_connection, self.pipeline.store_pg_connection):
-            if connection is not None and connection.password is not None:
-                yield connection.password.reveal()
+            if connection is not None:
+                yield from connection.secrets()
         for properties in (self.destination.catalog.properties, self.spark.conf):
             yield from (value.reveal() for name, value in properties.items() if _SECRET_NAME.search(name))
 

@@ -15,15 +15,16 @@ import psycopg
 
 from headwater.errors import (
     AuthenticationError,
-    ConnectError,
     ConnectionLost,
     HeadwaterError,
     PrivilegeError,
     Retry,
     ServerError,
-    TlsError,
 )
+from headwater.source.connect_errors import connect_error, one_line
+from headwater.wire.hosts import ROLE_QUERY, ServerRole, connect_to_first
 from headwater.wire.settings import ConnectSettings
+from headwater.wire.tls import check_files
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 Parameters = Sequence[Any] | Mapping[str, Any] | None
@@ -43,10 +44,6 @@ PINNED: dict[str, str] = {
 }
 _SINCE: dict[str, int] = {"idle_session_timeout": 140000, "transaction_timeout": 170000}
 
-# libpq gives no SQLSTATE for a refused connection, only the text.
-_AUTHENTICATION_MARKS = ("authentication failed", "no password supplied", "pg_hba.conf", "is not permitted to log in")
-_TLS_MARKS = ("SSL", "certificate", "TLS")
-
 
 def connect(
     settings: ConnectSettings,
@@ -55,24 +52,40 @@ def connect(
     autocommit: bool = True,
     tcp_user_timeout_seconds: float | None = None,
 ) -> Connection:
-    """Open a session with everything pinned; raises ConnectError, AuthenticationError, TlsError or PrivilegeError."""
-    arguments: dict[str, Any] = {**settings.conninfo(), "client_encoding": "UTF8"}
+    """Open a session with everything pinned, on the first server that serves.
+
+    Raises ConnectError, AuthenticationError, TlsError or PrivilegeError.
+    """
+    further: dict[str, Any] = {"client_encoding": "UTF8"}
     if application_name is not None:
-        arguments["application_name"] = application_name
+        further["application_name"] = application_name
     if tcp_user_timeout_seconds is not None:
-        arguments["tcp_user_timeout"] = round(tcp_user_timeout_seconds * 1000)
+        further["tcp_user_timeout"] = round(tcp_user_timeout_seconds * 1000)
+    connection = connect_to_first(settings, lambda server: _open(server, further), _ask_role)
+    connection.autocommit = autocommit
+    return connection
+
+
+def _open(settings: ConnectSettings, further: Mapping[str, Any]) -> Connection:
+    if not settings.is_unix_socket:
+        check_files(settings.tls)
     try:
         # Prepared statements would outlive a pooler's server connection; nothing here is hot enough to need them.
-        connection = psycopg.connect(**arguments, autocommit=True, prepare_threshold=None)
+        connection = psycopg.connect(**{**settings.conninfo(), **further}, autocommit=True, prepare_threshold=None)
     except psycopg.Error as error:
-        raise _connect_error(error, settings) from None
+        raise connect_error(error, settings) from None
     try:
         _pin(connection)
-        connection.autocommit = autocommit
     except psycopg.Error as error:
         connection.close()
         raise translated(error, f"opening a session on {settings.address}") from error
     return connection
+
+
+def _ask_role(connection: Connection) -> ServerRole:
+    row = fetch_one(connection, ROLE_QUERY, doing="asking the server for its role")
+    assert row is not None
+    return ServerRole.parse(*row)
 
 
 def _pin(connection: Connection) -> None:
@@ -84,39 +97,10 @@ def _pin(connection: Connection) -> None:
     )
 
 
-def _connect_error(error: psycopg.Error, settings: ConnectSettings) -> HeadwaterError:
-    where = f"{settings.address} (database {settings.database!r}, user {settings.username!r})"
-    detail = _without_password(_one_line(str(error)), settings)
-    if any(mark in detail for mark in _AUTHENTICATION_MARKS):
-        return AuthenticationError(
-            f"the server did not accept user {settings.username!r} at {settings.address}",
-            detail=detail,
-            hint="Check username and password of the connection, and the server's pg_hba.conf.",
-        )
-    if 'database "' in detail and "does not exist" in detail:
-        return ConnectError(
-            f"cannot connect to {where}",
-            detail=detail,
-            hint="Check the database's name in the connection settings.",
-            retry=Retry.NEVER,
-        )
-    if any(mark in detail for mark in _TLS_MARKS):
-        return TlsError(
-            f"TLS with {settings.address} failed",
-            detail=detail,
-            hint="Check tls.mode and the root certificates of the connection.",
-        )
-    return ConnectError(
-        f"cannot connect to {where}",
-        detail=detail,
-        hint="Check host and port, and that the server runs and can be reached from here.",
-    )
-
-
 def translated(error: psycopg.Error, doing: str) -> HeadwaterError:
     """Our error for one of psycopg's on an open session. `doing` says what was tried, without values."""
     state = error.sqlstate or ""
-    message = error.diag.message_primary or _one_line(str(error)) or type(error).__name__
+    message = error.diag.message_primary or one_line(str(error)) or type(error).__name__
     detail = f"{message} ({error.diag.message_detail})" if error.diag.message_detail else message
     if lost(error):
         return ConnectionLost(
@@ -169,12 +153,3 @@ def fetch_one(
 ) -> tuple[Any, ...] | None:
     with translating(doing):
         return connection.execute(query, parameters).fetchone()
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
-
-
-def _without_password(text: str, settings: ConnectSettings) -> str:
-    password = settings.password.reveal() if settings.password is not None else ""
-    return text.replace(password, "***") if password else text

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pyarrow as pa
@@ -27,6 +27,7 @@ from headwater.source.exported_snapshot import ExportedSnapshot
 from headwater.spark.map_in_arrow import ArrowFunction, map_in_arrow
 from headwater.spark.types import spark_columns, spark_schema
 from headwater.wire.settings import ConnectSettings
+from headwater.wire.tls import with_contents
 
 _LOCAL_MASTER = re.compile(r"local(?:\[\s*(\*|\d+)\s*(?:,\s*\d+\s*)?\])?")
 
@@ -48,7 +49,7 @@ def copy_dataframe(
     tasks = plan.tasks(task_limit(spark.conf.get("spark.master", "") or "", max_connections))
     if not tasks:  # a partitioned table without a leaf
         return spark.createDataFrame([], spark_schema(schema))
-    origin = CopyOrigin(settings, snapshot_name, plan.server_started_at, schema.columns)
+    origin = _portable(CopyOrigin(settings, snapshot_name, plan.server_started_at, schema.columns))
     read = _task_reader(origin, tasks, rows_read)
     return map_in_arrow(spark.range(0, len(tasks), 1, numPartitions=len(tasks)), read, spark_schema(schema))
 
@@ -65,6 +66,11 @@ def task_limit(master: str, max_connections: int) -> int | None:
         return max_connections
     cores = (os.cpu_count() or 1) if found[1] == "*" else int(found[1] or 1)
     return None if cores <= max_connections else max_connections
+
+
+def _portable(origin: CopyOrigin) -> CopyOrigin:
+    """Executors may have none of the driver's files: certificates and keys travel as text, beside the password."""
+    return replace(origin, settings=with_contents(origin.settings))
 
 
 def _task_reader(
@@ -155,7 +161,7 @@ def register_copy_source(spark: SparkSession, *snapshots: ExportedSnapshot, max_
     """Make the tables of these exported snapshots readable as `postgres_copy`, instead of those registered before."""
     limit = task_limit(spark.conf.get("spark.master", "") or "", max_connections)
     copies = {
-        (snapshot.snapshot_name, name): PlannedCopy(snapshot.origin(name), table.plan.tasks(limit))
+        (snapshot.snapshot_name, name): PlannedCopy(_portable(snapshot.origin(name)), table.plan.tasks(limit))
         for snapshot in snapshots
         for name, table in snapshot.tables.items()
     }

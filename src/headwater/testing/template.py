@@ -32,17 +32,28 @@ def make_data_directory(installation: Installation, user: ServerUser, target: Pa
     _new_identity(target)
 
 
+def make_standby_directory(installation: Installation, user: ServerUser, target: Path, socket: str, port: int) -> None:
+    """A copy of a running server's data directory that follows it, through its trusted Unix socket."""
+    target.mkdir()
+    arguments = [f"--host={socket}", f"--port={port}", f"--username={SUPERUSER}", "--checkpoint=fast"]
+    _run(installation, user, target, "pg_basebackup", [*arguments, "--write-recovery-conf", "--no-sync"])
+
+
 def _initdb(installation: Installation, user: ServerUser, target: Path) -> None:
+    arguments = [f"--username={SUPERUSER}", "--encoding=UTF8", "--no-locale", "--auth=trust", "--no-sync"]
+    _run(installation, user, target, "initdb", [*arguments, "--no-instructions"])
+
+
+def _run(installation: Installation, user: ServerUser, target: Path, program: str, arguments: list[str]) -> None:
     user.own(target)
     target.chmod(0o700)
-    command = [str(installation.program("initdb")), f"--pgdata={target}", f"--username={SUPERUSER}", "--encoding=UTF8"]
-    command += ["--no-locale", "--auth=trust", "--no-sync", "--no-instructions"]
+    command = [str(installation.program(program)), f"--pgdata={target}", *arguments]
     run = subprocess.run(
         command, capture_output=True, text=True, cwd=target, env=server_environment(), **user.process_arguments()
     )
     if run.returncode != 0:
         raise HeadwaterError(
-            f"initdb of Postgres {installation.major} failed",
+            f"{program} of Postgres {installation.major} failed",
             detail=run.stderr.strip() or run.stdout.strip(),
             hint="Free some space in the temporary directory, or set TMPDIR to another one.",
         )

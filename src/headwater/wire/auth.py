@@ -1,8 +1,8 @@
 """Who we are: the authentication conversation, without the socket.
 
 `Authentication.answer` takes the body of each Authentication message and returns what to send. SCRAM-SHA-256 is
-scramp's, with channel binding where TLS is on and the server offers it; cleartext and MD5 are here because old roles
-still have them.
+scramp's, with channel binding where TLS is on and the server offers it; MD5 is here because old roles still have it, and
+cleartext because LDAP, PAM and clouds' tokens work that way. It is sent only where nobody else reads it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from scramp import ScramClient, ScramException
 from headwater.errors import AuthenticationError, ProtocolError
 from headwater.wire import messages
 from headwater.wire.messages import Body
+from headwater.wire.saslprep import PreparedPassword
 from headwater.wire.settings import ConnectSettings
 
 _OK = 0
@@ -47,6 +48,8 @@ class Authentication:
             self.finished = True
             return None
         if code == _CLEARTEXT:
+            if not self._settings.may_send_cleartext_password:
+                raise cleartext_refused(self._settings)
             return messages.password(self._password())
         if code == _MD5:
             return messages.password(self._md5(reader.take(4)))
@@ -74,7 +77,9 @@ class Authentication:
                 "Use scram-sha-256 in pg_hba.conf for this role, database and address.",
             )
         password = self._password()
-        self._scram = self._scram_client(known, password)
+        # Given a placeholder: scramp prepares passwords as the RFC says, and refuses some that Postgres takes.
+        self._scram = self._scram_client(known, "*")
+        self._scram.password = PreparedPassword(password)
         return messages.sasl_initial(self._scram.mechanism_name, self._scram.get_client_first().encode())
 
     def _scram_client(self, mechanisms: list[str], password: str) -> ScramClient:
@@ -125,3 +130,12 @@ class Authentication:
     def _refused(self, detail: str, hint: str) -> AuthenticationError:
         who = f'role "{self._settings.username}" could not be authenticated at {self._settings.address}'
         return AuthenticationError(who, detail=detail, hint=hint)
+
+
+def cleartext_refused(settings: ConnectSettings) -> AuthenticationError:
+    return AuthenticationError(
+        f"server at {settings.address} asks for the password in clear text",
+        detail=f'tls.mode is "{settings.tls.mode}", under which others could read it on the way; nothing was sent',
+        hint='Set tls.mode = "verify-full" (or "require"), use scram-sha-256 in pg_hba.conf, or, where the network itself '
+        "is trusted, set allow_cleartext_password = true.",
+    )

@@ -21,33 +21,18 @@ from headwater.lsn import EndLsn
 from headwater.wire import messages
 from headwater.wire.auth import Authentication
 from headwater.wire.chunks import Chunk, Inbox
+from headwater.wire.commands import identifier, literal, slot_named_in
+from headwater.wire.hosts import ROLE_QUERY, ServerRole, connect_to_first
 from headwater.wire.messages import ErrorFields, Message
 from headwater.wire.pacing import Pacing
 from headwater.wire.replication import ReplicationStream
 from headwater.wire.server_errors import to_error
 from headwater.wire.settings import ConnectSettings, TlsMode
+from headwater.wire.startup import PINNED, PINNED_SINCE
+from headwater.wire.tls import alerted
 from headwater.wire.transport import Transport, open_transport
 
 _log = logging.getLogger(__name__)
-
-# They change how values look as text, or end a session that holds a lock or an exported snapshot.
-_PINNED = MappingProxyType(
-    {
-        "client_encoding": "UTF8",
-        "DateStyle": "ISO",
-        "IntervalStyle": "postgres",
-        "TimeZone": "UTC",
-        "extra_float_digits": "3",
-        "bytea_output": "hex",
-        "statement_timeout": "0",
-        "lock_timeout": "0",
-        "idle_in_transaction_session_timeout": "0",
-        # Names in text (regclass, row filters) are printed for this path, in copy and stream alike.
-        "search_path": "pg_catalog",
-    }
-)
-# Unknown to older servers, which refuse a startup packet that names them: (first version, setting).
-_PINNED_SINCE = ((140000, "idle_session_timeout"), (170000, "transaction_timeout"))
 
 
 class WireConnection:
@@ -66,7 +51,15 @@ class WireConnection:
     def connect(
         cls, settings: ConnectSettings, *, replication: bool = False, options: Mapping[str, str] = MappingProxyType({})
     ) -> WireConnection:
-        """Open a session. `options` are further session settings, and win over the pinned ones."""
+        """Open a session on the first server that serves. `options` are session settings, and win over the pinned."""
+        return connect_to_first(
+            settings, lambda server: cls._open_preferring_tls(server, replication, options), cls._ask_role
+        )
+
+    @classmethod
+    def _open_preferring_tls(
+        cls, settings: ConnectSettings, replication: bool, options: Mapping[str, str]
+    ) -> WireConnection:
         try:
             return cls._open(settings, replication, options)
         except (TlsError, AuthenticationError) as error:
@@ -101,15 +94,17 @@ class WireConnection:
             "user": self._settings.username,
             "database": self._settings.database,
             "application_name": self._settings.application_name,
-            **_PINNED,
+            **PINNED,
             **options,
         }
         if replication:
             parameters["replication"] = "database"
-        self._transport.send(messages.startup(parameters))
+        with suppress(ConnectionLost):
+            # A server that has hung up may have said why, and that is still to be read.
+            self._transport.send(messages.startup(parameters))
         authentication = Authentication(self._settings, self._transport.tls_object)
         while True:
-            kind, body = message = self._next_of_any_kind(None, deadline)
+            kind, body = message = self._next_while_starting(deadline)
             if kind == messages.AUTHENTICATION:
                 if (answer := authentication.answer(body)) is not None:
                     self._transport.send(answer)
@@ -123,9 +118,23 @@ class WireConnection:
                 raise _unexpected(kind, "while the session starts")
         if not authentication.finished:
             raise ProtocolError("server was ready before it had let us in")
-        newer = [name for since, name in _PINNED_SINCE if self.server_version >= since and name not in options]
+        newer = [name for since, name in PINNED_SINCE if self.server_version >= since and name not in options]
         if newer:
             self.query("; ".join(f"SET {name} = 0" for name in newer))
+
+    def _next_while_starting(self, deadline: float) -> Message:
+        try:
+            return self._next_of_any_kind(None, deadline)
+        except ConnectionLost as error:
+            # Under TLS 1.3 a server refuses a client's certificate only after the handshake is over for the client.
+            reason = str(getattr(error.__cause__, "reason", ""))
+            if "ALERT" in reason:
+                raise alerted(self._settings, reason) from error
+            raise
+
+    def _ask_role(self) -> ServerRole:
+        (row,) = self.query(ROLE_QUERY)
+        return ServerRole.parse(row["in_recovery"], row["read_only"])
 
     @property
     def server_version(self) -> int:
@@ -167,7 +176,7 @@ class WireConnection:
                     raise _unexpected(kind, "in the answer to a query")
         self._occupied_by = ""
         if failure is not None:
-            raise to_error(failure, self._settings, slot=_slot_named_in(sql))
+            raise to_error(failure, self._settings, slot=slot_named_in(sql))
         return rows
 
     def copy_out(self, sql: str, *, chunk_bytes: int = 8 << 20) -> Iterator[Chunk]:
@@ -223,8 +232,8 @@ class WireConnection:
         chunk_bytes: int = 4 << 20,
     ) -> ReplicationStream:
         """Follow a logical slot from `start` (or from what it has confirmed, if that is later)."""
-        listed = ", ".join(f"{_identifier(name)} {_literal(value)}" for name, value in options.items())
-        command = f"START_REPLICATION SLOT {_identifier(slot)} LOGICAL {start}" + (f" ({listed})" if listed else "")
+        listed = ", ".join(f"{identifier(name)} {literal(value)}" for name, value in options.items())
+        command = f"START_REPLICATION SLOT {identifier(slot)} LOGICAL {start}" + (f" ({listed})" if listed else "")
         self._begin("replication", command)
         with self._closing_on_failure():
             self._enter_copy(messages.COPY_BOTH, command, slot)
@@ -384,16 +393,3 @@ class _ClosingOnFailure:
 
 def _unexpected(kind: bytes, when: str) -> ProtocolError:
     return ProtocolError(f"unexpected message {kind!r} {when}")
-
-
-def _slot_named_in(command: str) -> str | None:
-    found = re.match(r"\s*(?:CREATE|DROP|ALTER)_REPLICATION_SLOT\s+(?:\"([^\"]+)\"|(\w+))", command, re.IGNORECASE)
-    return (found[1] or found[2]) if found else None
-
-
-def _identifier(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
-def _literal(value: str) -> str:
-    return "'" + value.replace("'", "''") + "'"

@@ -1,7 +1,8 @@
 """What the server's ErrorResponse means to us: a class of our tree, and what to do next.
 
-Decided by SQLSTATE and by the routine that raised it, never by the text, which comes in the server's language. The
-server's own words are kept in the detail. Statements are not: they may hold secrets.
+Decided by SQLSTATE and by the routine that raised it, never by the text, which comes in the server's language; only the
+name of pg_hba.conf is the same in each. The server's own words are kept in the detail. Statements are not: they may hold
+secrets.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ from headwater.errors import (
     SlotError,
     SourceSettingsError,
 )
+from headwater.wire.commands import identifier
 from headwater.wire.messages import ErrorFields
 from headwater.wire.settings import ConnectSettings
+
+_COMMON_NAME = "For a client certificate: its common name must be the role's, or be mapped to it in pg_ident.conf."
 
 # Transient by their nature: serialization, deadlock, resources, a server that is recovering.
 _TIMED_CLASSES = ("40", "53", "58")
@@ -44,7 +48,9 @@ def _starting(fields: ErrorFields, settings: ConnectSettings) -> HeadwaterError 
             return AuthenticationError(
                 f'password of role "{settings.username}" was not accepted at {settings.address}',
                 detail=_words(fields),
-                hint=f"Check it; a new one is set with: ALTER ROLE {_identifier(settings.username)} PASSWORD '...'",
+                hint=f"Check it; a new one is set with: ALTER ROLE {identifier(settings.username)} PASSWORD '...'"
+                # With clientcert=verify-full a certificate of another name is told in the same words.
+                + (f" {_COMMON_NAME}" if settings.tls.client_cert is not None else ""),
             )
         case "28000":
             return _not_admitted(fields, settings)
@@ -76,14 +82,19 @@ def _not_admitted(fields: ErrorFields, settings: ConnectSettings) -> HeadwaterEr
         return AuthenticationError(
             f'role "{role}" may not log in at {address}',
             detail=_words(fields),
-            hint=f"Create it with: CREATE ROLE {_identifier(role)} LOGIN REPLICATION PASSWORD '...'",
+            hint=f"Create it with: CREATE ROLE {identifier(role)} LOGIN REPLICATION PASSWORD '...'",
         )
+    if "client_final" in fields.routine:
+        return channel_differs(settings, _words(fields))
+    if fields.routine == "ClientAuthentication" and "pg_hba.conf" not in fields.message:
+        return client_certificate_missing(settings, _words(fields))
     if fields.routine == "auth_failed":
         return AuthenticationError(
             f'role "{role}" could not be authenticated at {address}',
             detail=_words(fields),
             hint="The method that pg_hba.conf asks for here (peer, ident, cert, ldap ...) does not fit; "
-            "use scram-sha-256 for this role, database and address.",
+            "use scram-sha-256 for this role, database and address."
+            + (f" {_COMMON_NAME}" if settings.tls.client_cert is not None else ""),
         )
     kind = "local" if settings.is_unix_socket else "host"
     who = f"{kind}  {settings.database}  {role}" + ("" if settings.is_unix_socket else "  <our address>/32")
@@ -92,6 +103,23 @@ def _not_admitted(fields: ErrorFields, settings: ConnectSettings) -> HeadwaterEr
         detail=_words(fields),
         hint=f"Add the line `{who}  scram-sha-256` to pg_hba.conf above any rule that rejects it, "
         "then run SELECT pg_reload_conf().",
+    )
+
+
+def channel_differs(settings: ConnectSettings, detail: str) -> AuthenticationError:
+    return AuthenticationError(
+        f"the TLS connection to {settings.address} does not end at the server that knows the password",
+        detail=detail,
+        hint="Something between terminates TLS with a certificate of its own. If that is a proxy of yours, connect past it; "
+        'if not, set tls.mode = "verify-full", which refuses a stranger before anything is sent.',
+    )
+
+
+def client_certificate_missing(settings: ConnectSettings, detail: str) -> AuthenticationError:
+    return AuthenticationError(
+        f"server at {settings.address} wants a client certificate",
+        detail=detail,
+        hint="Set tls.client_cert and tls.client_key to a certificate that an authority in the server's ssl_ca_file signed.",
     )
 
 
@@ -171,13 +199,13 @@ def _lacks_right(fields: ErrorFields, settings: ConnectSettings) -> PrivilegeErr
         return PrivilegeError(
             f'role "{role}" may not use replication at {settings.address}',
             detail=_words(fields),
-            hint=f"Run as a superuser: ALTER ROLE {_identifier(role)} REPLICATION "
+            hint=f"Run as a superuser: ALTER ROLE {identifier(role)} REPLICATION "
             "(on managed servers, grant the provider's replication role instead).",
         )
     return PrivilegeError(
         f'role "{role}" lacks a right at {settings.address}',
         detail=_words(fields),
-        hint=fields.hint or f"Grant it, for example: GRANT SELECT ON ALL TABLES IN SCHEMA ... TO {_identifier(role)}",
+        hint=fields.hint or f"Grant it, for example: GRANT SELECT ON ALL TABLES IN SCHEMA ... TO {identifier(role)}",
     )
 
 
@@ -209,7 +237,3 @@ _HINTS: dict[str, Callable[[ErrorFields], str]] = {"57014": _canceled, "42704": 
 def _words(fields: ErrorFields) -> str:
     parts = [f"{fields.severity} {fields.sqlstate}: {fields.message}", fields.detail, fields.hint]
     return "; ".join(part for part in parts if part)
-
-
-def _identifier(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'

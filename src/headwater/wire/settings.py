@@ -6,16 +6,14 @@ in this module opens a connection, and no `repr` shows a password.
 
 from __future__ import annotations
 
-import atexit
-import shutil
-import ssl
-import tempfile
-from dataclasses import dataclass, field
+import ipaddress
+import re
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import cache
-from pathlib import Path
 
-_PEM_MARK = "-----BEGIN "
+from headwater.wire.pem import is_pem, pem_path, system_root_certs
+
+_WITH_PORT = re.compile(r"(?:\[(?P<bracketed>[^\[\]]+)\]|(?P<plain>[^:\[\]]+))(?::(?P<port>\d+))?")
 
 
 class Secret:
@@ -55,12 +53,29 @@ class TlsMode(StrEnum):
     VERIFY_FULL = "verify-full"
 
 
+class TargetSessionAttrs(StrEnum):
+    """libpq's target_session_attrs: which of several servers will do."""
+
+    ANY = "any"
+    READ_WRITE = "read-write"
+    READ_ONLY = "read-only"
+    PRIMARY = "primary"
+    STANDBY = "standby"
+    PREFER_STANDBY = "prefer-standby"
+
+
 @dataclass(frozen=True, slots=True)
 class TlsSettings:
-    """`root_certs` is the path of a PEM file, or the PEM text itself; None means the system's store."""
+    """Certificates and keys are each the path of a PEM file, or the PEM text itself.
+
+    Without `root_certs` the system's are trusted; `client_cert` and `client_key` are what we show a server that asks.
+    """
 
     mode: TlsMode = TlsMode.PREFER
     root_certs: str | None = None
+    client_cert: str | None = None
+    client_key: Secret | None = None
+    client_key_password: Secret | None = None
 
     @property
     def verifies(self) -> bool:
@@ -74,7 +89,7 @@ class TlsSettings:
 
     @property
     def root_certs_are_text(self) -> bool:
-        return self.root_certs is not None and _PEM_MARK in self.root_certs
+        return self.root_certs is not None and is_pem(self.root_certs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +103,10 @@ class KeepaliveSettings:
 
 @dataclass(frozen=True, slots=True)
 class ConnectSettings:
-    """One server, one database, one role. A `host` that starts with "/" is the directory of a Unix socket."""
+    """One database, one role, and one server, or several that are tried in order: `host` is then a list with commas.
+
+    A host that starts with "/" is the directory of a Unix socket.
+    """
 
     host: str
     port: int
@@ -99,6 +117,24 @@ class ConnectSettings:
     keepalive: KeepaliveSettings = field(default_factory=KeepaliveSettings)
     application_name: str = "headwater"
     connect_timeout_seconds: float = 10.0
+    """For each server of the list."""
+    target_session_attrs: TargetSessionAttrs | None = None
+    """None: any server if there is one; of several the primary, since a slot is on one server only."""
+    allow_cleartext_password: bool = False
+
+    def each_host(self) -> tuple[ConnectSettings, ...]:
+        """The same settings for each single server, in order."""
+        places = split_hosts(self.host, self.port)
+        if places == ((self.host, self.port),):
+            return (self,)
+        wanted = self.wanted_session
+        return tuple(replace(self, host=host, port=port, target_session_attrs=wanted) for host, port in places)
+
+    @property
+    def wanted_session(self) -> TargetSessionAttrs:
+        if self.target_session_attrs is not None:
+            return self.target_session_attrs
+        return TargetSessionAttrs.PRIMARY if "," in self.host else TargetSessionAttrs.ANY
 
     @property
     def is_unix_socket(self) -> bool:
@@ -111,12 +147,27 @@ class ConnectSettings:
     @property
     def address(self) -> str:
         """What an error may say about where we connected: never a user's password, never a connection string."""
+        if "," in self.host:
+            return ", ".join(one.address for one in self.each_host())
         if self.is_unix_socket:
             return self.socket_path
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
+    @property
+    def may_send_cleartext_password(self) -> bool:
+        """Whether a server that asks for the password itself gets it: where nobody else can read it, or by choice.
+
+        `prefer` is not enough: whoever stands between can refuse TLS and ask.
+        """
+        return (
+            self.allow_cleartext_password
+            or self.is_unix_socket
+            or _is_loopback(self.host)
+            or self.tls.mode not in (TlsMode.DISABLE, TlsMode.PREFER)
+        )
+
     def conninfo(self) -> dict[str, str | int]:
-        """Keyword arguments for `psycopg.connect`. Holds the password in clear: pass it on, never log it."""
+        """Keyword arguments for `psycopg.connect`, for one server. Holds secrets in clear: pass it on, never log it."""
         arguments: dict[str, str | int] = {
             "host": self.host,
             "port": self.port,
@@ -126,6 +177,8 @@ class ConnectSettings:
             # libpq counts whole seconds and takes 1 for 2.
             "connect_timeout": max(2, round(self.connect_timeout_seconds)),
             "sslmode": str(self.tls.mode),
+            # Ours has no GSS, and both ways to connect are to be protected alike.
+            "gssencmode": "disable",
             "keepalives": 1,
             "keepalives_idle": self.keepalive.idle_seconds,
             "keepalives_interval": self.keepalive.interval_seconds,
@@ -133,31 +186,53 @@ class ConnectSettings:
         }
         if self.password is not None:
             arguments["password"] = self.password.reveal()
+        if not self.may_send_cleartext_password:
+            arguments["require_auth"] = "!password"
         if self.tls.verifies:
-            arguments["sslrootcert"] = _root_certs_path(self.tls)
-        return arguments
+            roots = self.tls.root_certs
+            arguments["sslrootcert"] = pem_path(roots) if roots is not None else system_root_certs()
+        return arguments | self._client_certificate()
+
+    def _client_certificate(self) -> dict[str, str | int]:
+        tls = self.tls
+        if tls.client_cert is None or tls.client_key is None:
+            # libpq would show what lies in ~/.postgresql, and our own connection would not.
+            return {"sslcertmode": "disable"}
+        found: dict[str, str | int] = {
+            "sslcert": pem_path(tls.client_cert),
+            "sslkey": pem_path(tls.client_key.reveal()),
+        }
+        if tls.client_key_password is not None:
+            found["sslpassword"] = tls.client_key_password.reveal()
+        return found
 
 
-def _root_certs_path(tls: TlsSettings) -> str:
-    if tls.root_certs is None:
-        return _system_root_certs()
-    return _written_root_certs(tls.root_certs) if tls.root_certs_are_text else tls.root_certs
+def split_hosts(host: str, port: int) -> tuple[tuple[str, int], ...]:
+    """The servers of "a,b:5433,[::1]:5434", each with its own port or else `port`. Raises ValueError."""
+    return tuple(_place(one.strip(), port) for one in host.split(","))
 
 
-def _system_root_certs() -> str:
-    """A file where there is one: a psycopg that bundles OpenSSL looks for "system" where its builder had it, and libpq
-    refuses "system" together with verify-ca."""
-    paths = ssl.get_default_verify_paths()
-    candidates = [paths.cafile, f"{paths.capath}/ca-certificates.crt" if paths.capath else None]
-    return next((path for path in candidates if path is not None and Path(path).is_file()), "system")
+def _place(text: str, port: int) -> tuple[str, int]:
+    if not text:
+        raise ValueError("a host in the list is empty")
+    if text.startswith("/") or _is_address(text):
+        return text, port
+    found = _WITH_PORT.fullmatch(text)
+    if found is None:
+        raise ValueError(f'expected a name, an address or "host:port" (IPv6 as "[::1]:5432"), found "{text}"')
+    own = int(found["port"] or port)
+    if not 1 <= own <= 65535:
+        raise ValueError(f'the port of "{text}" must be at least 1 and at most 65535')
+    return found["bracketed"] or found["plain"], own
 
 
-@cache
-def _written_root_certs(pem: str) -> str:
-    # libpq takes roots only from a file. The directory is private and new: a fixed name in a shared one could be
-    # planted by somebody else.
-    directory = Path(tempfile.mkdtemp(prefix="headwater-roots-"))
-    atexit.register(shutil.rmtree, directory, ignore_errors=True)
-    path = directory / "root.pem"
-    path.write_text(pem)
-    return str(path)
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_loopback(host: str) -> bool:
+    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)

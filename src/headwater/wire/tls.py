@@ -7,12 +7,15 @@ connection (no `pending()` to forget beside a select), and a large read feeds ma
 
 from __future__ import annotations
 
+import os
 import ssl
-from pathlib import Path
+import stat
+from dataclasses import replace
 from typing import Any
 
 from headwater.errors import TlsError
-from headwater.wire.settings import ConnectSettings, TlsMode
+from headwater.wire.pem import is_pem, pem_path, pem_text
+from headwater.wire.settings import ConnectSettings, Secret, TlsMode, TlsSettings
 
 # X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH
 _NAME_MISMATCH_CODES = (62, 64)
@@ -79,24 +82,85 @@ def make_context(settings: ConnectSettings) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.check_hostname = tls.mode is TlsMode.VERIFY_FULL
-    if not tls.verifies:
-        context.verify_mode = ssl.CERT_NONE
-        return context
-    context.verify_mode = ssl.CERT_REQUIRED
-    if tls.root_certs is None:
+    context.verify_mode = ssl.CERT_REQUIRED if tls.verifies else ssl.CERT_NONE
+    load_client_certificate(context, tls)
+    if tls.verifies and tls.root_certs is None:
         context.load_default_certs(ssl.Purpose.SERVER_AUTH)
-        return context
+    elif tls.verifies:
+        load_root_certs(context, tls)
+    return context
+
+
+def load_root_certs(context: ssl.SSLContext, tls: TlsSettings) -> None:
+    if tls.root_certs is None:
+        return
     try:
-        pem = tls.root_certs if tls.root_certs_are_text else Path(tls.root_certs).read_text()
-        context.load_verify_locations(cadata=pem)
-    except (OSError, ValueError, ssl.SSLError) as error:
+        context.load_verify_locations(cadata=pem_text(tls.root_certs))
+    except (OSError, ValueError) as error:
         where = "text" if tls.root_certs_are_text else f"file {tls.root_certs}"
         raise TlsError(
             "trusted root certificates could not be loaded",
             detail=f"{where}: {error}",
-            hint="Give tls.root_certs the path of a readable PEM file, or the PEM text itself.",
+            hint="Give tls.trusted_root_certs the path of a readable PEM file, or the PEM text itself.",
         ) from error
-    return context
+
+
+def load_client_certificate(context: ssl.SSLContext, tls: TlsSettings) -> None:
+    if tls.client_cert is None or tls.client_key is None:
+        return
+    key = tls.client_key.reveal()
+    try:
+        if not is_pem(key):
+            _refuse_readable_by_others(key)
+        # Without a password OpenSSL would ask for one at the terminal.
+        password = tls.client_key_password.reveal() if tls.client_key_password is not None else ""
+        context.load_cert_chain(pem_path(tls.client_cert), pem_path(key), password)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
+        raise TlsError(
+            "client certificate could not be loaded",
+            detail=f"tls.client_cert, tls.client_key: {reason}",
+            hint="Give both as the path of a readable PEM file, or as PEM text, the key that belongs to the certificate, "
+            "and tls.client_key_password if the key is encrypted.",
+        ) from None
+
+
+def _refuse_readable_by_others(key: str) -> None:
+    """libpq's rule, so that a key which one way of connecting refuses is not taken by the other."""
+    found = os.stat(key)
+    allowed = stat.S_IRWXU | (stat.S_IRGRP if found.st_uid == 0 else 0)
+    if stat.S_ISREG(found.st_mode) and stat.S_IMODE(found.st_mode) & ~allowed:
+        raise TlsError(
+            "client key may be read by others",
+            detail=f"file {key} has mode {stat.S_IMODE(found.st_mode):04o}",
+            hint=f"Close it to others: chmod 600 {key}",
+        )
+
+
+def check_files(tls: TlsSettings) -> None:
+    """Raise TlsError if what libpq is about to read cannot be used; libpq itself says less, and not as ours."""
+    if tls.mode is TlsMode.DISABLE:
+        return
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    load_client_certificate(context, tls)
+    if tls.verifies:
+        load_root_certs(context, tls)
+
+
+def with_contents(settings: ConnectSettings) -> ConnectSettings:
+    """The same settings with texts in place of paths, for a machine that does not have the files."""
+    tls = settings.tls
+    if tls.mode is TlsMode.DISABLE:
+        return settings
+    check_files(tls)
+    key = Secret(pem_text(tls.client_key.reveal())) if tls.client_key is not None else None
+    read = replace(
+        tls,
+        root_certs=pem_text(tls.root_certs) if tls.root_certs is not None and tls.verifies else None,
+        client_cert=pem_text(tls.client_cert) if tls.client_cert is not None else None,
+        client_key=key,
+    )
+    return replace(settings, tls=read)
 
 
 def refused(settings: ConnectSettings) -> TlsError:
@@ -109,20 +173,41 @@ def refused(settings: ConnectSettings) -> TlsError:
 
 def handshake_failed(error: ssl.SSLError, settings: ConnectSettings) -> TlsError:
     if isinstance(error, ssl.SSLCertVerificationError):
-        if error.verify_code in _NAME_MISMATCH_CODES:
-            return TlsError(
-                f"certificate of the server at {settings.address} is for another host name",
-                detail=error.verify_message,
-                hint="Connect by the name the certificate carries, or set tls.mode = "
-                '"verify-ca" to accept any name that the trusted root has signed.',
-            )
-        return TlsError(
-            f"certificate of the server at {settings.address} is not trusted",
-            detail=error.verify_message,
-            hint="Give tls.root_certs the certificate of the authority that signed the server's: a path or PEM text.",
-        )
+        wrong_name = error.verify_code in _NAME_MISMATCH_CODES
+        return (another_name if wrong_name else not_trusted)(settings, error.verify_message)
+    if "ALERT" in (error.reason or ""):
+        return alerted(settings, error.reason)
     return TlsError(
         f"TLS handshake with the server at {settings.address} failed",
         detail=str(error.reason or error),
         hint="Check that the server accepts TLS 1.2 or newer, and that nothing on the way rewrites the connection.",
+    )
+
+
+def another_name(settings: ConnectSettings, detail: str) -> TlsError:
+    return TlsError(
+        f"certificate of the server at {settings.address} is for another host name",
+        detail=detail,
+        hint="Connect by the name the certificate carries, or set tls.mode = "
+        '"verify-ca" to accept any name that the trusted root has signed.',
+    )
+
+
+def not_trusted(settings: ConnectSettings, detail: str) -> TlsError:
+    return TlsError(
+        f"certificate of the server at {settings.address} is not trusted",
+        detail=detail,
+        hint="Give tls.trusted_root_certs the certificate of the authority that signed the server's: "
+        "a path or PEM text.",
+    )
+
+
+def alerted(settings: ConnectSettings, detail: str) -> TlsError:
+    """The server broke TLS off. With a client certificate that is most likely what it did not like."""
+    return TlsError(
+        f"server at {settings.address} ended the TLS handshake",
+        detail=detail,
+        hint="Check that an authority in the server's ssl_ca_file signed tls.client_cert and that it has not expired."
+        if settings.tls.client_cert is not None
+        else "Check that the server accepts TLS 1.2 or newer; its log has the reason.",
     )

@@ -16,6 +16,7 @@ from headwater.config import (
     load_settings,
 )
 from headwater.errors import ConfigError
+from headwater.wire.settings import Secret, TargetSessionAttrs
 
 WHOLE = """
 id = 1
@@ -250,3 +251,43 @@ def test_a_file_that_cannot_be_read_and_one_that_is_no_toml_say_so(tmp_path: Pat
     with pytest.raises(ConfigError, match="not valid TOML") as caught:
         load_settings("id = \n", {})
     assert "line 1" in caught.value.detail
+
+
+def test_a_client_certificate_comes_from_files_beside_the_settings_or_as_text(tmp_path: Path) -> None:
+    client = '[pg_connection.tls]\nclient_cert = "client.crt"\nclient_key = "keys/client.key"'
+    written = tmp_path / "pipeline.toml"
+    written.write_text(WHOLE.replace("[pg_connection.tls]", client))
+    tls = load_settings(written, ENVIRON).pipeline.pg_connection.connect_settings().tls
+    assert tls.client_cert == str(tmp_path / "client.crt")
+    assert tls.client_key == Secret(str(tmp_path / "keys" / "client.key"))
+    key = "-----BEGIN PRIVATE KEY-----\nMIIE\nvQIB\n-----END PRIVATE KEY-----"
+    from_environment = client.replace('"keys/client.key"', '{ env = "KEY" }\nclient_key_password = { env = "OPENS" }')
+    text = WHOLE.replace("[pg_connection.tls]", from_environment)
+    settings = load_settings(text, {**ENVIRON, "KEY": key, "OPENS": "it"})
+    tls = settings.pipeline.pg_connection.connect_settings().tls
+    assert (tls.client_key, tls.client_key_password) == (Secret(key), Secret("it"))
+    assert list(settings.secrets()) == [ENVIRON["SHOP_PASSWORD"], "it", "MIIE", "vQIB"]
+
+
+@pytest.mark.parametrize(
+    ("written", "mistake"),
+    [
+        ('client_cert = "c"', "client_key: missing; a client certificate and its key belong together"),
+        ('client_key = "k"', "client_cert: missing; a client certificate and its key belong together"),
+        ('client_key_password = "x"', "client_key_password: there is no client_key that it could open"),
+        (
+            'mode = "disable"\nclient_cert = "c"\nclient_key = "k"',
+            "client_cert: is shown to nobody without TLS; set another mode",
+        ),
+    ],
+)
+def test_half_a_client_certificate_is_refused(written: str, mistake: str) -> None:
+    text = WHOLE.replace('[pg_connection.tls]\nmode = "verify-full"', f"[pg_connection.tls]\n{written}")
+    assert mistakes(text)[0] == f"pg_connection.tls.{mistake}"
+
+
+def test_several_hosts_and_the_wanted_server_are_settings() -> None:
+    text = WHOLE.replace('host = "db.example.com"', 'host = "a,b:5433"\ntarget_session_attrs = "read-write"')
+    connect = load_settings(text, ENVIRON).pipeline.pg_connection.connect_settings()
+    assert [server.address for server in connect.each_host()] == ["a:5432", "b:5433"]
+    assert connect.wanted_session is TargetSessionAttrs.READ_WRITE

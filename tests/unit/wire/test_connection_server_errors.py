@@ -28,7 +28,7 @@ def fields(sqlstate: str, routine: str = "", severity: str = "ERROR") -> ErrorFi
 
 CASES = [
     ("28P01", "auth_failed", True, None, AuthenticationError, Retry.NEVER, "ALTER ROLE"),
-    ("28000", "ClientAuthentication", True, None, AuthenticationError, Retry.NEVER, "pg_hba.conf"),
+    ("28000", "ClientAuthentication", True, None, AuthenticationError, Retry.NEVER, "tls.client_cert"),
     ("28000", "InitializeSessionUserId", True, None, AuthenticationError, Retry.NEVER, "CREATE ROLE"),
     ("28000", "auth_failed", True, None, AuthenticationError, Retry.NEVER, "scram-sha-256"),
     ("3D000", "InitPostgres", True, None, ConnectError, Retry.NEVER, "pg_database"),
@@ -67,6 +67,14 @@ def test_an_error_of_the_server_has_one_class_and_a_hint(
     assert hint in error.hint + error.message
     assert "hunter2" not in str(error)
     assert "eine Meldung" in str(error)
+
+
+def test_a_line_that_pg_hba_lacks_is_told_in_every_language() -> None:
+    words = ErrorFields("FATAL", "28000", "kein pg_hba.conf-Eintrag", "", "", "ClientAuthentication")
+    error = to_error(words, SETTINGS, starting=True)
+    assert isinstance(error, AuthenticationError)
+    assert "does not admit role" in error.message
+    assert "pg_reload_conf" in error.hint
 
 
 def test_what_has_no_class_keeps_everything_the_server_said() -> None:
