@@ -36,6 +36,14 @@ class WorkerType:
 APPLY = WorkerType()
 
 
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """Whose WAL all recorded positions count: one cluster, on one timeline. A position means nothing on another one."""
+
+    system_identifier: str
+    timeline: int
+
+
 class SchemaStatus(StrEnum):
     APPLYING = "applying"
     APPLIED = "applied"
@@ -151,6 +159,14 @@ class StateStore(ABC):
         """Forget a worker's progress, when its slot's lineage is reset on purpose."""
 
     @abstractmethod
+    def get_lineage(self) -> Lineage | None:
+        """What `record_lineage` recorded last; None before the first time. Read at start and when the source is met again."""
+
+    @abstractmethod
+    def record_lineage(self, lineage: Lineage) -> None:
+        """Remember whom the recorded positions belong to. Called before the first position of a lineage is recorded."""
+
+    @abstractmethod
     def get_destination_table_metadata(self, table_id: TableId) -> DestinationTableMetadata | None: ...
 
     def get_applied_destination_table_metadata(self, table_id: TableId) -> AppliedDestinationTableMetadata | None:
@@ -199,7 +215,7 @@ class TableStateLifecycleStore(ABC):
         self.apply_table_state_operation(TableStateOperation(OperationKind.PREPARE_FOR_COPY, table_id))
 
     def reset_table_states_for_resync(self) -> int:
-        """All states back to Init and no apply progress; metadata, schemas and table sync progress are kept."""
+        """All states back to Init, no apply progress and no lineage; metadata, schemas and table sync progress are kept."""
         return self.apply_table_state_operation(TableStateOperation(OperationKind.RESET_FOR_RESYNC))
 
     def delete_table_state(self, table_id: TableId) -> None:
