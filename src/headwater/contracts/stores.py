@@ -62,6 +62,11 @@ class Watermark:
     commit_lsn: CommitLsn
     ordinal: int
 
+    @property
+    def position(self) -> EndLsn:
+        """Just past it. A commit LSN is where a record begins, a copy's is where everything before is in."""
+        return EndLsn(self.commit_lsn.value + (1 if self.ordinal >= 0 else 0))
+
     def covers(self, commit_lsn: CommitLsn, ordinal: int) -> bool:
         return (commit_lsn.value, ordinal) <= (self.commit_lsn.value, self.ordinal)
 

@@ -17,6 +17,7 @@ from headwater.contracts.destination import Destination, RunContext
 from headwater.contracts.stores import PipelineStore
 from headwater.engine.apply_worker import ApplyWorker
 from headwater.engine.board import Board
+from headwater.engine.heartbeat import Heartbeat
 from headwater.engine.opening import open_slot, settle_states
 from headwater.engine.retry import WORLD, is_worth_retrying
 from headwater.engine.run import Run
@@ -28,7 +29,7 @@ from headwater.errors import HeadwaterError, PipelineLocked, SparkLost
 from headwater.observability.progress import Progress
 from headwater.source.lock import PipelineLock
 from headwater.source.membership import memberships
-from headwater.source.preflight import raise_for_errors, run_preflight
+from headwater.source.preflight import check_source
 from headwater.source.publication import published_tables
 from headwater.source.server import server_facts
 from headwater.source.session import connect
@@ -83,12 +84,12 @@ class Pipeline:
             )
         self._lock.acquire()
         try:
-            worker, pool, watch = self._open()
+            parts = self._open()
         except BaseException:
             self._close()
             raise
         self._thread = threading.Thread(
-            target=self._supervise, args=(worker, pool, watch), name=f"headwater-pipeline-{self.config.id}", daemon=True
+            target=self._supervise, args=parts, name=f"headwater-pipeline-{self.config.id}", daemon=True
         )
         self._thread.start()
 
@@ -107,18 +108,10 @@ class Pipeline:
         """Ask for an orderly stop: batches under way are finished, recorded and confirmed. Returns at once."""
         self._stop.set()
 
-    def _open(self) -> tuple[ApplyWorker, TableSyncPool, Watch]:
+    def _open(self) -> tuple[ApplyWorker, TableSyncPool, Watch, Heartbeat]:
         config = self.config
         with connect(self._settings) as connection:
-            findings = run_preflight(
-                connection,
-                config.publication_name,
-                pipeline_id=config.id,
-                max_table_sync_workers=config.max_table_sync_workers,
-                store_in_source=config.store_pg_connection is None,
-            )
-            raise_for_errors(findings)
-            for finding in findings:
+            for finding in check_source(connection, config, store_in_source=config.store_pg_connection is None):
                 log.warning("%s", finding)
             server = server_facts(connection)
             self._store.start()
@@ -139,21 +132,22 @@ class Pipeline:
             # The members first: what changes between the two is then found by the first look.
             members = memberships(connection, config.publication_name)
             tables = published_tables(connection, config.publication_name)
+            rows = SourceRows(self._settings)
+            self._destination.start(RunContext(config.id, server.system_identifier, rows.read))
+            self._destination_started = True
             start = open_slot(run, connection)
             settle_states(run, connection, tables, members)
-        rows = SourceRows(self._settings)
-        self._destination.start(RunContext(config.id, server.system_identifier, rows.read))
-        self._destination_started = True
         pool = TableSyncPool(run, tables, self._fail)
-        return ApplyWorker(run, start), pool, Watch(run, pool, members)
+        return ApplyWorker(run, start), pool, Watch(run, pool, members), Heartbeat(run)
 
-    def _supervise(self, worker: ApplyWorker, pool: TableSyncPool, watch: Watch) -> None:
+    def _supervise(self, worker: ApplyWorker, pool: TableSyncPool, watch: Watch, heartbeat: Heartbeat) -> None:
         apply_thread = threading.Thread(target=self._run_apply, args=(worker,), name="headwater-apply", daemon=True)
         apply_thread.start()
         watched = 0.0
         try:
             while not self._stop.is_set():
                 watch.look_if_due()
+                heartbeat.beat_if_due()
                 self._start_due(pool)
                 if time.monotonic() - watched > _WATCH_SECONDS:
                     self._watch()
@@ -170,6 +164,7 @@ class Pipeline:
                 apply_thread.join(2.0 if lost else None)
                 pool.join(2.0 if lost else _PATIENCE_SECONDS)
                 watch.close()
+                heartbeat.close()
                 self._close()
             finally:
                 self._ended.set()

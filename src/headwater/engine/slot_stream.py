@@ -27,12 +27,15 @@ class StreamOptions:
     publication: str
     binary: bool
     status_interval_seconds: float
+    messages: bool = False
+    """Whether logical messages are sent too: the heartbeat's own, and everybody else's."""
 
     def for_server(self) -> dict[str, str]:
         return {
             "proto_version": "1",
             "publication_names": quote_identifier(self.publication),
             "binary": "true" if self.binary else "false",
+            **({"messages": "true"} if self.messages else {}),
         }
 
 

@@ -35,9 +35,7 @@ def remove_pipeline(connection: Connection, pipeline_id: int) -> bool:
         # An older version may have made the store, with fewer tables.
         tables = [name for (name,) in connection.execute(_PRESENT, (list(_TABLES),))]
         # Nobody records between our look for other pipelines and the drop.
-        connection.execute(
-            f"LOCK TABLE {', '.join(f'headwater.{name}' for name in tables)} IN EXCLUSIVE MODE".encode()
-        )
+        connection.execute(f"LOCK TABLE {', '.join(f'headwater.{name}' for name in tables)} IN EXCLUSIVE MODE".encode())
         left = False
         for name in tables:
             connection.execute(f"DELETE FROM headwater.{name} WHERE pipeline_id = %s".encode(), (pipeline_id,))
