@@ -197,9 +197,10 @@ def test_a_slot_whose_wal_was_removed_is_seen_as_lost() -> None:
         session.execute("checkpoint")
         facts = inspect_slot(session, "headwater_apply_1")
         assert facts.invalidated
+        facts_now, flush = server_facts(session), flush_lsn(session)
+        history = ServerHistory(facts_now.system_identifier, 1, flush)
         with pytest.raises(SlotInvalidated) as error:
-            server, flush = server_facts(session), flush_lsn(session)
-            check_apply_slot(facts, EndLsn(5), server, flush, ServerHistory(server.system_identifier, 1, flush))
+            check_apply_slot(facts, EndLsn(5), facts_now, flush, history)
         assert "wal_status=lost" in error.value.detail
         assert "max_slot_wal_keep_size is 1MB" in error.value.detail
 

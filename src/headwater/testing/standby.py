@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -92,20 +92,38 @@ def wait_replayed(primary: PostgresServer, standby: PostgresServer) -> None:
     _wait_for(standby, sql.SQL("select pg_last_wal_replay_lsn() >= {}::pg_lsn").format(row[0]))
 
 
-def wait_synced(standby: PostgresServer, slot: str, position: str) -> None:
-    """Until the standby keeps a copy of the slot that has come at least as far."""
+def wait_synced(primary: PostgresServer, standby: PostgresServer, slot: str, position: str) -> None:
+    """Until the standby keeps a copy of the slot that has come at least as far. Its reader must be at work.
+
+    On quiet servers that takes half a minute by itself: a copy begins only where the primary has logged its running
+    transactions and the reader has confirmed that, and the worker that syncs naps longer and longer. So both are nudged.
+    """
     query = sql.SQL(
         "select count(*) = 1 from pg_replication_slots where slot_name = {} and synced and not temporary"
         " and confirmed_flush_lsn >= {}::pg_lsn"
     )
-    _wait_for(standby, query.format(slot, position))
+    with primary.connect() as above, standby.connect() as below:
+
+        def nudge() -> None:
+            above.execute("select pg_log_standby_snapshot()")
+            below.execute("select pg_reload_conf()")
+            time.sleep(0.1)
+
+        _wait_for(standby, query.format(slot, position), nudge)
 
 
-def _wait_for(server: PostgresServer, query: str | sql.Composable) -> None:
+def log_standby_snapshot(primary: PostgresServer) -> None:
+    """What a slot on a standby waits for while it is made."""
+    with primary.connect() as connection:
+        connection.execute("select pg_log_standby_snapshot()")
+
+
+def _wait_for(server: PostgresServer, query: str | sql.Composable, nudge: Callable[[], None] = lambda: None) -> None:
     deadline = time.monotonic() + _WAIT_SECONDS
     with server.connect() as connection:
         while connection.execute(query).fetchone() != (True,):  # type: ignore[arg-type]
             if time.monotonic() > deadline:
                 raise HeadwaterError("the standby does not come that far", detail=server.log[-2000:])
+            nudge()
             # A standby tells nobody what it has replayed.
             time.sleep(0.02)
