@@ -64,7 +64,7 @@ class SlotWatch:
         if self._run_.server.in_recovery:
             # A standby sees the primary's transactions only in what the primary logs of them, every 15 s while it is busy.
             log.warning(
-                "%s: making its slot waits until the primary logs its running transactions; "
+                "%s: making its slot waits until the primary logs its running transactions, and until those have ended; "
                 "hint: run SELECT pg_log_standby_snapshot() on the primary",
                 self._what,
             )
