@@ -135,13 +135,15 @@ SELECT (SELECT count(*) FROM pg_replication_slots WHERE slot_name <> %s AND NOT 
 def _capacity(connection: Connection, server: ServerFacts, pipeline_id: int, needed: int) -> Iterator[Finding]:
     """What an earlier run of this pipeline holds counts as free: it is taken over or dropped."""
     own = (apply_slot_name(pipeline_id), f"headwater_sync_{pipeline_id}_")
+    # On a standby one more session asks for the timeline.
+    senders = needed + 1 if server.in_recovery else needed
     row = fetch_one(connection, _USED, (*own, *own), doing="counting replication slots")
     assert row is not None
     limits = (
-        ("replication slots", "max_replication_slots", server.max_replication_slots, row[0]),
-        ("wal senders", "max_wal_senders", server.max_wal_senders, row[1]),
+        ("replication slots", "max_replication_slots", server.max_replication_slots, row[0], needed),
+        ("wal senders", "max_wal_senders", server.max_wal_senders, row[1], senders),
     )
-    for what, setting, limit, used in limits:
+    for what, setting, limit, used, needed in limits:
         if limit - used < needed:
             yield error(
                 f"the server has too few free {what}",
