@@ -49,8 +49,15 @@ def confirmed(shop: Database) -> str:
 
 
 @pytest.mark.invariant(10)
-@pytest.mark.parametrize("version", [pytest.param(17, marks=pytest.mark.versions), 18])
-@pytest.mark.parametrize("stored", ["in the source", "elsewhere"])
+@pytest.mark.parametrize(
+    ("version", "stored"),
+    [
+        pytest.param(17, "in the source", marks=pytest.mark.versions),
+        (18, "elsewhere"),
+        pytest.param(17, "elsewhere", marks=[pytest.mark.versions, pytest.mark.slow]),
+        pytest.param(18, "in the source", marks=pytest.mark.slow),
+    ],
+)
 def test_a_pipeline_goes_on_at_a_promoted_standby_that_synced_its_slot(version: int, stored: str) -> None:
     mirror, memory = MirrorDestination(), MemoryStore()
 

@@ -129,7 +129,7 @@ def test_a_standby_is_copied_followed_and_taken_up_again(version: int) -> None:
 
 
 @pytest.mark.invariant(10)
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", [pytest.param(16, marks=[pytest.mark.versions, pytest.mark.slow]), 18])
 def test_a_standby_that_is_promoted_while_it_is_followed_goes_on(version: int) -> None:
     mirror = MirrorDestination()
     with pair(version) as both, PostgresServer.start(version=version) as elsewhere:
@@ -210,7 +210,7 @@ def test_for_what_a_slot_on_a_standby_waits_is_said_with_the_command_that_helps(
     assert said.is_set()
 
 
-def test_a_standby_cannot_hold_the_store_and_an_old_one_cannot_be_followed() -> None:
+def test_a_standby_cannot_hold_the_store_nor_a_failover_slot() -> None:
     with pair(18, hot_standby_feedback="off") as both:
         with pytest.raises(PreflightError) as caught, running(both.standby):
             pass
