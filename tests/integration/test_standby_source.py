@@ -223,8 +223,10 @@ def test_a_standby_cannot_hold_the_store_nor_a_failover_slot() -> None:
             pass
         assert "cannot be a failover slot" in caught.value.detail
         assert "no heartbeat is sent" in caught.value.detail
+        store = PostgresStore(both.standby.settings, 1)
         with pytest.raises(StoreError, match="in a standby") as refused:
-            PostgresStore(both.standby.settings, 1).start()
+            store.start()
+        store.close()
         assert "store_pg_connection" in refused.value.hint
 
 

@@ -49,10 +49,11 @@ class Heartbeat:
     def _open(self) -> Connection:
         if self._connection is None or self._connection.closed:
             name = f"headwater_heartbeat_{self._run.config.id}"
-            connection = connect(self._run.settings, application_name=name, tcp_user_timeout_seconds=_NOTICE_SECONDS)
+            self._connection = connect(
+                self._run.settings, application_name=name, tcp_user_timeout_seconds=_NOTICE_SECONDS
+            )
             # Nobody relies on a beat: it must not wait for a synchronous standby that is away.
-            connection.execute("SET synchronous_commit = off")
-            self._connection = connection
+            self._connection.execute("SET synchronous_commit = off")
         return self._connection
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from headwater.source.server import flush_lsn, server_facts
 from headwater.source.session import Connection
 from headwater.source.slot_check import SlotVerdict, check_apply_slot
 from headwater.source.slots import apply_slot_name, inspect_slot
-from headwater.source.timeline import ServerHistory, server_history
+from headwater.source.timeline import ServerHistory, current_timeline, server_history
 from headwater.states import AFTER_CRASH, Phase
 from headwater.wire.connection import WireConnection
 
@@ -96,13 +96,14 @@ class StandbyTimeline:
         try:
             if self._connection is None:
                 self._connection = WireConnection.connect(self._run.settings, replication=True)
+            if current_timeline(self._connection) == self._timeline:
+                return
             history = server_history(self._connection)
         except BaseException:
             self.close()
             raise
-        if history.timeline != self._timeline:
-            record_lineage(self._run, history)
-            self._timeline = history.timeline
+        record_lineage(self._run, history)
+        self._timeline = history.timeline
 
     def close(self) -> None:
         connection, self._connection = self._connection, None

@@ -29,6 +29,12 @@ class ServerHistory:
         return Lineage(self.system_identifier, self.timeline)
 
 
+def current_timeline(connection: WireConnection) -> int:
+    """One round trip, for those who only want to know whether it changed."""
+    (found,) = connection.query("IDENTIFY_SYSTEM")
+    return int(found["timeline"] or 0)
+
+
 def server_history(connection: WireConnection) -> ServerHistory:
     """Asked on a replication session, which may always ask, on a standby too."""
     (found,) = connection.query("IDENTIFY_SYSTEM")
