@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -14,7 +14,8 @@ from headwater.contracts.stores import PipelineStore
 from headwater.engine.pipeline import Pipeline
 from headwater.errors import HeadwaterError
 from headwater.events import UNCHANGED, Delete, EventBatch, Insert, TableRow, TableRows, Truncate, Update
-from headwater.schema.table import ReplicatedTableSchema
+from headwater.lsn import EndLsn
+from headwater.schema.table import ReplicatedTableSchema, TableId
 from headwater.source.slots import apply_slot_name
 from headwater.store.memory import MemoryStore
 from headwater.testing.compare import confirmed_position, flush_position
@@ -28,6 +29,7 @@ class MirrorDestination(Destination):
         self.tables: dict[str, dict[Any, TableRow]] = {}
         self.watermarks: dict[str, tuple[int, int]] = {}
         self.copies: list[str] = []
+        self._names: dict[TableId, str] = {}
         self.batches: list[EventBatch] = []
         self.shutdowns = 0
         self.before_copy: Callable[[TableRows], None] = lambda rows: None
@@ -44,6 +46,11 @@ class MirrorDestination(Destination):
 
     def shutdown(self) -> None:
         self.shutdowns += 1
+
+    def furthest_position(self, table_ids: Sequence[TableId]) -> EndLsn | None:
+        with self._lock:
+            marks = [self.watermarks[self._names[table]] for table in table_ids if table in self._names]
+            return max((EndLsn(lsn + (ordinal >= 0)) for lsn, ordinal in marks), default=None)
 
     def drop_table_for_copy(
         self, replicated_table_schema: ReplicatedTableSchema, result: DropTableForCopyResult
@@ -66,6 +73,7 @@ class MirrorDestination(Destination):
             self.tables[name] = rows
             self.watermarks[name] = (table_rows.start_lsn.value, -1)
             self.copies.append(name)
+            self._names[replicated_table_schema.id] = name
         result.done()
 
     def write_events(self, events: EventBatch, result: WriteEventsResult) -> None:

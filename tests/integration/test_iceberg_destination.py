@@ -196,6 +196,22 @@ def lake(spark: SparkSession, lake_settings: IcebergSettings) -> Iterator[Lake]:
     made.destination.shutdown()
 
 
+@pytest.mark.invariant(10)
+def test_the_furthest_position_is_the_lakes_own_and_not_what_was_recorded(lake: Lake) -> None:
+    copied, changed, unknown = table_schema(*ID_V), table_schema(*ID_V), TableId(99_999_999)
+    lake.copy(copied, [(1, "a")], lsn=300)
+    lake.copy(changed, [(1, "a")], lsn=100)
+    recorded = lake.store.get_destination_table_metadata(changed.id)
+    assert recorded is not None
+    lake.write(run(changed, 400, update(1, "b")))
+    # As after a failover that took the store back with the source.
+    lake.store.store_destination_table_metadata(changed.id, recorded)
+    assert lake.destination.furthest_position([]) is None
+    assert lake.destination.furthest_position([unknown]) is None
+    assert lake.destination.furthest_position([copied.id]) == EndLsn(300)
+    assert lake.destination.furthest_position([copied.id, changed.id, unknown]) == EndLsn(401)
+
+
 @pytest.mark.invariant(14)
 def test_inserts_updates_and_deletes_are_mirrored_and_an_insert_of_a_known_key_is_an_upsert(lake: Lake) -> None:
     schema = table_schema(*ID_V)

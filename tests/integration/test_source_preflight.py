@@ -10,7 +10,9 @@ import pytest
 from headwater.errors import PreflightError
 from headwater.source.preflight import Finding, Severity, raise_for_errors, run_preflight
 from headwater.source.session import Connection, connect
+from headwater.testing.compare import wait_until
 from headwater.testing.postgres import PostgresServer
+from headwater.testing.standby import standby_of
 
 
 @pytest.fixture
@@ -130,3 +132,29 @@ def test_a_server_that_does_not_log_enough_is_told() -> None:
         assert "logical replication needs" in messages(findings, Severity.ERROR)
         assert "very early" in messages(findings, Severity.WARNING)
         assert findings[0].severity is Severity.ERROR
+
+
+def test_what_makes_a_failover_slot_useless_is_warned_of_where_it_can_be_seen() -> None:
+    with PostgresServer.start() as server, connect(server.settings()) as session:
+        session.execute("create table public.t (id int primary key)")
+        session.execute("create publication p for table public.t")
+        assert run(session) == []
+        findings = run(session, failover_slot=True)
+        assert messages(findings, Severity.ERROR) == ""
+        assert "no standby can keep a copy of the slot" in messages(findings, Severity.WARNING)
+        assert "the lake may come to be ahead of a standby" in messages(findings, Severity.WARNING)
+        with standby_of(server, settings={"hot_standby_feedback": "off"}) as standby:
+            session.execute("alter system set synchronized_standby_slots = 'standby, absent'")
+            server.reload()
+            with connect(server.settings()) as fresh:
+                findings = run(fresh, failover_slot=True)
+            assert "1 of 1 standbys cannot keep a copy of the slot" in messages(findings, Severity.WARNING)
+            (away,) = [finding for finding in findings if "standby that is away" in finding.message]
+            assert "names absent," in away.detail
+            session.execute("alter system set synchronized_standby_slots = 'standby'")
+            server.reload()
+            with standby.connect() as below:
+                below.execute("alter system set hot_standby_feedback = on")
+            standby.reload()
+            with connect(server.settings()) as fresh:
+                wait_until(lambda: run(fresh, failover_slot=True) == [], 30, what="the standby's feedback")

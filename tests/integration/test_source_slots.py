@@ -11,14 +11,26 @@ from typing import Any
 import psycopg
 import pytest
 
-from headwater.errors import SlotError
+from headwater.contracts.stores import Lineage
+from headwater.errors import Retry, SlotError
 from headwater.lsn import EndLsn
 from headwater.schema.table import TableId
 from headwater.source.server import flush_lsn, server_facts
 from headwater.source.session import Connection, connect
 from headwater.source.slot_check import SlotVerdict, blockers, check_apply_slot
-from headwater.source.slot_errors import LineageLost, OtherServer, SlotInUse, SlotInvalidated, SlotMissing, SlotNotOurs
-from headwater.source.slots import apply_slot_name, drop_slot, inspect_slot, sync_slot_name, sync_slots
+from headwater.source.slot_errors import (
+    LineageLost,
+    OtherServer,
+    SlotBeingSynced,
+    SlotInUse,
+    SlotInvalidated,
+    SlotMissing,
+    SlotNotOurs,
+    StandbyBehind,
+    TimelineLeft,
+)
+from headwater.source.slots import SlotFacts, apply_slot_name, drop_slot, inspect_slot, sync_slot_name, sync_slots
+from headwater.source.timeline import ServerHistory
 from headwater.testing.postgres import PostgresServer
 
 pytestmark = pytest.mark.versions
@@ -101,43 +113,78 @@ def test_dropping_a_slot_leaves_a_stranger_alone(database: Any, session: Connect
 
 def test_a_fresh_start_creates_and_a_good_slot_is_resumed(session: Connection, slot: str) -> None:
     server, flush = server_facts(session), flush_lsn(session)
-    assert check_apply_slot(inspect_slot(session, "absent"), None, server, flush) is SlotVerdict.CREATE
+    history = ServerHistory(server.system_identifier, 1, flush)
+    assert check_apply_slot(inspect_slot(session, "absent"), None, server, flush, history) is SlotVerdict.CREATE
     facts = inspect_slot(session, slot)
     for progress in (None, EndLsn(1), flush):
-        identifier = server.system_identifier
-        verdict = check_apply_slot(facts, progress, server, flush, recorded_system_identifier=identifier)
-        assert verdict is SlotVerdict.RESUME
+        for recorded in (None, history.lineage):
+            assert check_apply_slot(facts, progress, server, flush, history, recorded) is SlotVerdict.RESUME
 
 
-def test_invariant_10_a_lost_slot_is_never_papered_over(database: Any, session: Connection, slot: str) -> None:
+def test_invariant_10_a_lost_slot_is_never_papered_over(session: Connection, slot: str) -> None:
     server, flush, facts = server_facts(session), flush_lsn(session), inspect_slot(session, slot)
-    lost: list[tuple[type[SlotError], Any]] = [
-        (SlotMissing, lambda: check_apply_slot(inspect_slot(session, "absent"), EndLsn(5), server, flush)),
-        (OtherServer, lambda: check_apply_slot(facts, EndLsn(flush.value + 1), server, flush)),
-        (OtherServer, lambda: check_apply_slot(facts, None, server, flush, recorded_system_identifier="1")),
-        (SlotInvalidated, lambda: check_apply_slot(replace(facts, wal_status="lost"), EndLsn(5), server, flush)),
-        (
-            SlotInvalidated,
-            lambda: check_apply_slot(replace(facts, invalidation_reason="idle_timeout"), None, server, flush),
-        ),
+    history = ServerHistory(server.system_identifier, 3, flush, {1: EndLsn(50), 2: EndLsn(100)})
+    ours = history.lineage
+    made_before = replace(facts, confirmed_flush=EndLsn(90))
+    lost: list[tuple[type[SlotError], SlotFacts, EndLsn | None, Lineage]] = [
+        (SlotMissing, inspect_slot(session, "absent"), EndLsn(5), ours),
+        (SlotMissing, inspect_slot(session, "absent"), EndLsn(5), replace(ours, timeline=2)),
+        (OtherServer, facts, EndLsn(flush.value + 1), ours),
+        (OtherServer, facts, None, replace(ours, system_identifier="1")),
+        (SlotInvalidated, replace(facts, wal_status="lost"), EndLsn(5), ours),
+        (SlotInvalidated, replace(facts, invalidation_reason="idle_timeout"), None, ours),
+        (TimelineLeft, replace(made_before, synced=True), EndLsn(101), replace(ours, timeline=2)),
+        (TimelineLeft, replace(made_before, synced=True), EndLsn(51), replace(ours, timeline=1)),
+        (TimelineLeft, replace(made_before, synced=True), EndLsn(5), replace(ours, timeline=4)),
+        (TimelineLeft, facts, EndLsn(90), replace(ours, timeline=2)),
     ]
-    for kind, check in lost:
+    for kind, found, progress, recorded in lost:
         with pytest.raises(kind) as error:
-            check()
+            check_apply_slot(found, progress, server, flush, history, recorded)
         assert isinstance(error.value, LineageLost)
         assert error.value.detail
         assert "headwater resync" in error.value.hint
 
 
+@pytest.mark.invariant(10)
+def test_a_new_timeline_goes_on_with_a_slot_that_came_along_and_progress_before_the_switch(
+    session: Connection, slot: str
+) -> None:
+    server, flush, facts = server_facts(session), flush_lsn(session), inspect_slot(session, slot)
+    history = ServerHistory(server.system_identifier, 2, flush, {1: EndLsn(100)})
+    recorded = replace(history.lineage, timeline=1)
+    came_along = [replace(facts, synced=True), replace(facts, confirmed_flush=EndLsn(100))]
+    for found in came_along:
+        assert check_apply_slot(found, EndLsn(100), server, flush, history, recorded) is SlotVerdict.RESUME
+    # Where nothing is on record, all tables are copied again, and any slot will do.
+    assert check_apply_slot(facts, None, server, flush, history, recorded) is SlotVerdict.RESUME
+
+
+@pytest.mark.invariant(10)
+def test_what_only_a_standby_shows_passes_by_itself(session: Connection, slot: str) -> None:
+    server, flush, facts = server_facts(session), flush_lsn(session), inspect_slot(session, slot)
+    standby = replace(server, in_recovery=True)
+    history = ServerHistory(server.system_identifier, 1, flush)
+    with pytest.raises(StandbyBehind, match="not replayed") as behind:
+        check_apply_slot(facts, EndLsn(flush.value + 1), standby, flush, history)
+    with pytest.raises(SlotBeingSynced, match="copy of its primary's slot") as synced:
+        check_apply_slot(replace(facts, synced=True), None, standby, flush, history)
+    for error in (behind.value, synced.value):
+        assert error.retry is Retry.TIMED
+        assert not isinstance(error, LineageLost)
+        assert error.hint
+
+
 def test_a_slot_that_is_not_ours_is_refused(database: Any, session: Connection, slot: str) -> None:
     server, flush = server_facts(session), flush_lsn(session)
+    history = ServerHistory(server.system_identifier, 1, flush)
     create(database, f"{slot}_other", "test_decoding")
     with pytest.raises(SlotNotOurs, match="not one of ours"):
-        check_apply_slot(inspect_slot(session, f"{slot}_other"), None, server, flush)
+        check_apply_slot(inspect_slot(session, f"{slot}_other"), None, server, flush, history)
     with pytest.raises(SlotNotOurs, match="another database"):
-        check_apply_slot(inspect_slot(session, slot), None, replace(server, database="elsewhere"), flush)
+        check_apply_slot(inspect_slot(session, slot), None, replace(server, database="elsewhere"), flush, history)
     with reading(database, slot, "headwater"), pytest.raises(SlotInUse):
-        check_apply_slot(inspect_slot(session, slot), None, server, flush)
+        check_apply_slot(inspect_slot(session, slot), None, server, flush, history)
 
 
 @pytest.mark.invariant(10)
@@ -152,8 +199,10 @@ def test_a_slot_whose_wal_was_removed_is_seen_as_lost() -> None:
         session.execute("checkpoint")
         facts = inspect_slot(session, "headwater_apply_1")
         assert facts.invalidated
+        facts_now, flush = server_facts(session), flush_lsn(session)
+        history = ServerHistory(facts_now.system_identifier, 1, flush)
         with pytest.raises(SlotInvalidated) as error:
-            check_apply_slot(facts, EndLsn(5), server_facts(session), flush_lsn(session))
+            check_apply_slot(facts, EndLsn(5), facts_now, flush, history)
         assert "wal_status=lost" in error.value.detail
         assert "max_slot_wal_keep_size is 1MB" in error.value.detail
 

@@ -17,10 +17,12 @@ from headwater.source.server import flush_lsn, server_facts
 from headwater.source.session import connect
 from headwater.source.slot_check import SlotVerdict, blockers, check_apply_slot
 from headwater.source.slots import drop_slot, inspect_slot, sync_slots
+from headwater.source.timeline import server_history
 from headwater.states import DATA_SYNC, INIT
 from headwater.store.postgres import PostgresStore
 from headwater.testing.binaries import PINNED
 from headwater.testing.store_suite import A
+from headwater.wire.connection import WireConnection
 from tests.conftest import Database
 
 pytestmark = pytest.mark.versions(*sorted(PINNED))
@@ -54,7 +56,10 @@ def test_every_question_has_an_answer(database: Database) -> None:
         facts = inspect_slot(session, "headwater_sync_1_5")
         assert sync_slots(session, 1) == [facts]
         server_now, flush = server_facts(session), flush_lsn(session)
-        assert check_apply_slot(facts, None, server_now, flush) is SlotVerdict.RESUME
+        with WireConnection.connect(database.settings, replication=True) as replication:
+            history = server_history(replication)
+        assert (history.system_identifier, history.timeline) == (server_now.system_identifier, server_now.timeline)
+        assert check_apply_slot(facts, None, server_now, flush, history) is SlotVerdict.RESUME
         assert drop_slot(session, facts.name, wait_seconds=1)
         assert blockers(session) == []
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headwater.contracts.stores import APPLY
+from headwater.contracts.stores import APPLY, Lineage
 from headwater.errors import HeadwaterError, StoreError, StoreUnavailable
 from headwater.lsn import EndLsn
 from headwater.schema.table import SnapshotId, TableId
@@ -63,7 +63,8 @@ def test_stores_that_start_together_migrate_once(database: Any) -> None:
         list(pool.map(PostgresStore.start, stores))
     for store in stores:
         store.close()
-    assert database.value("select count(*) from headwater.migrations") == 1
+    migrations = read_migrations(resources.files("headwater.store").joinpath("migrations"))
+    assert database.value("select count(*) from headwater.migrations") == len(migrations)
 
 
 def test_a_migration_that_fails_leaves_nothing(database: Any) -> None:
@@ -93,12 +94,13 @@ def test_what_is_on_record_is_not_written_again(database: Any, store: PostgresSt
         store.store_table_schema(table_schema(A, 100))
         store.upsert_replication_progress(APPLY, EndLsn(100))
         store.upsert_replication_progress(APPLY, EndLsn(50))
+        store.record_lineage(Lineage("7", 1))
         store.get_replication_progress(APPLY)
         store.get_table_schema(A, SnapshotId(5))
 
     everything()
     rows = "select ctid, xmin, * from headwater.{}"
-    tables = ("table_states", "destination_tables", "table_schemas", "replication_progress", "migrations")
+    tables = ("table_states", "destination_tables", "table_schemas", "replication_progress", "lineages", "migrations")
     before = [database.execute(rows.format(table)) for table in tables]
     everything()
     again = PostgresStore(database.settings, 1)

@@ -13,10 +13,8 @@ import click
 from headwater.cli.control import Controlled, controlled
 from headwater.contracts.stores import APPLY
 from headwater.errors import PipelineLocked
-from headwater.lsn import EndLsn
-from headwater.schema.table import quote_identifier
 from headwater.source.lock import PipelineLock
-from headwater.source.slots import apply_slot_name, drop_slot
+from headwater.source.slots import apply_slot_name, create_slot, drop_slot
 from headwater.states import INIT
 from headwater.wire.connection import WireConnection
 
@@ -69,10 +67,8 @@ def _all_with_a_new_slot(pipeline: Controlled) -> int:
     name = apply_slot_name(pipeline.config.id)
     drop_slot(pipeline.connection, name)
     with WireConnection.connect(pipeline.source, replication=True) as replication:
-        row = replication.query(f"CREATE_REPLICATION_SLOT {quote_identifier(name)} LOGICAL pgoutput")[0]
-    position = row["consistent_point"]
-    assert position is not None
-    pipeline.store.upsert_replication_progress(APPLY, EndLsn.parse(position))
+        position = create_slot(replication, name, failover=pipeline.config.failover_slot)
+    pipeline.store.upsert_replication_progress(APPLY, position)
     return count
 
 

@@ -17,7 +17,7 @@ from headwater.config import Settings, StoreType, load_settings
 from headwater.engine.pipeline import Pipeline
 from headwater.observability.log import configure
 from headwater.observability.progress import Progress
-from headwater.source.preflight import raise_for_errors, run_preflight
+from headwater.source import preflight
 from headwater.source.session import connect
 
 
@@ -39,15 +39,8 @@ def check_source(settings: Settings) -> None:
     """What a source refuses, it refuses in a moment: Spark takes seconds to start, and would be started for nothing."""
     config = settings.pipeline
     with connect(config.pg_connection.connect_settings(f"headwater_{config.id}")) as connection:
-        raise_for_errors(
-            run_preflight(
-                connection,
-                config.publication_name,
-                pipeline_id=config.id,
-                max_table_sync_workers=config.max_table_sync_workers,
-                store_in_source=settings.store.type is StoreType.POSTGRES and config.store_pg_connection is None,
-            )
-        )
+        in_source = settings.store.type is StoreType.POSTGRES and config.store_pg_connection is None
+        preflight.check_source(connection, config, store_in_source=in_source)
 
 
 def run_until_stopped(settings: Settings, console: Console, progress: Progress) -> None:

@@ -139,6 +139,21 @@ class PipelineConfig(Checked):
         InvalidatedSlotBehavior,
         Setting("When the slot can no longer serve changes: stop with an error, or make a new one and copy all again."),
     ] = InvalidatedSlotBehavior.ERROR
+    failover_slot: Annotated[
+        bool,
+        Setting(
+            "Whether standbys keep a copy of the slot, so that the pipeline goes on after a failover (Postgres 17 and later). "
+            "The standby needs `sync_replication_slots`, `hot_standby_feedback` and `primary_slot_name`."
+        ),
+    ] = False
+    heartbeat_interval_ms: Annotated[
+        int | None,
+        Setting(
+            "How often a small message is written into the source's WAL, for servers whose keepalives alone do not move the "
+            "slot. Without it: never. A standby is not written to.",
+            at_least=100,
+        ),
+    ] = None
     run_source_migrations: Annotated[
         bool,
         Setting("Whether DDL capture may be installed in the source. Not acted on yet."),

@@ -7,14 +7,15 @@ and one for the apply worker. For one table there is never more than one call at
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from headwater.contracts.results import DropTableForCopyResult, WriteEventsResult, WriteTableRowsResult
 from headwater.events import EventBatch, TableRows
-from headwater.schema.table import ReplicatedTableSchema
+from headwater.lsn import EndLsn
+from headwater.schema.table import ReplicatedTableSchema, TableId
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,15 @@ class Destination(ABC):
 
     def shutdown(self) -> None:  # noqa: B027 - optional
         """Called once when the pipeline stops, after the last write has completed or was given up. The default does nothing."""
+
+    def furthest_position(self, table_ids: Sequence[TableId]) -> EndLsn | None:
+        """Just past the last change that any of these tables holds, if the destination keeps positions with its data.
+
+        Called after `start`, before any write, and again when the source answers as another server; may block. A
+        destination that is ahead of its source has what the source lost: after a failover, or in front of a restored
+        backup, when the store went back with the source. The default, None, leaves that to what the store recorded.
+        """
+        return None
 
     @abstractmethod
     def drop_table_for_copy(

@@ -36,6 +36,14 @@ class WorkerType:
 APPLY = WorkerType()
 
 
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """Whose WAL all recorded positions count: one cluster, on one timeline. A position means nothing on another one."""
+
+    system_identifier: str
+    timeline: int
+
+
 class SchemaStatus(StrEnum):
     APPLYING = "applying"
     APPLIED = "applied"
@@ -53,6 +61,11 @@ class Watermark:
     epoch: str
     commit_lsn: CommitLsn
     ordinal: int
+
+    @property
+    def position(self) -> EndLsn:
+        """Just past it. A commit LSN is where a record begins, a copy's is where everything before is in."""
+        return EndLsn(self.commit_lsn.value + (1 if self.ordinal >= 0 else 0))
 
     def covers(self, commit_lsn: CommitLsn, ordinal: int) -> bool:
         return (commit_lsn.value, ordinal) <= (self.commit_lsn.value, self.ordinal)
@@ -151,6 +164,14 @@ class StateStore(ABC):
         """Forget a worker's progress, when its slot's lineage is reset on purpose."""
 
     @abstractmethod
+    def get_lineage(self) -> Lineage | None:
+        """What `record_lineage` recorded last; None before the first time. Read at start and when the source is met again."""
+
+    @abstractmethod
+    def record_lineage(self, lineage: Lineage) -> None:
+        """Remember whom the recorded positions belong to. Called before the first position of a lineage is recorded."""
+
+    @abstractmethod
     def get_destination_table_metadata(self, table_id: TableId) -> DestinationTableMetadata | None: ...
 
     def get_applied_destination_table_metadata(self, table_id: TableId) -> AppliedDestinationTableMetadata | None:
@@ -199,7 +220,7 @@ class TableStateLifecycleStore(ABC):
         self.apply_table_state_operation(TableStateOperation(OperationKind.PREPARE_FOR_COPY, table_id))
 
     def reset_table_states_for_resync(self) -> int:
-        """All states back to Init and no apply progress; metadata, schemas and table sync progress are kept."""
+        """All states back to Init, no apply progress and no lineage; metadata, schemas and table sync progress are kept."""
         return self.apply_table_state_operation(TableStateOperation(OperationKind.RESET_FOR_RESYNC))
 
     def delete_table_state(self, table_id: TableId) -> None:

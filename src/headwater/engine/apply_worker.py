@@ -11,23 +11,26 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headwater.contracts.results import PendingResult, WriteEventsResult
 from headwater.contracts.stores import APPLY
 from headwater.engine.bell import Bell
 from headwater.engine.board import Board
 from headwater.engine.calls import call
+from headwater.engine.lineage import StandbyTimeline, record_lineage, slot_position, slot_verdict
 from headwater.engine.ownership import ApplyOwnership, TextNeeded
 from headwater.engine.retry import WORLD, Backoff, is_worth_retrying, raise_if_not_the_tables_own
 from headwater.engine.run import Run
-from headwater.engine.slot_stream import SlotStream
-from headwater.errors import HeadwaterError, Retry, ShutdownRequested, ValueOutOfRange
+from headwater.engine.slot_stream import SlotStream, StreamOptions
+from headwater.errors import HeadwaterError, Retry, ShutdownRequested, SlotError, ValueOutOfRange
 from headwater.events import EventBatch
 from headwater.lsn import ZERO, EndLsn
 from headwater.schema.table import TableId
-from headwater.source.slot_errors import ahead_of_server, other_system
+from headwater.source.session import connect
+from headwater.source.slot_errors import ahead_of_server, standby_behind
 from headwater.source.slots import apply_slot_name
+from headwater.source.timeline import server_history
 from headwater.states import INIT, READY, Actor, Phase, TableState, catchup
 from headwater.wire.connection import WireConnection
 
@@ -58,6 +61,9 @@ class ApplyWorker:
         """Everything before it was handed to the destination or concerns nobody."""
         self._confirmed = start
         self._recorded = ZERO
+        self._settings = replace(run.settings, application_name=self._slot)
+        self._lineage = run.store.get_lineage()
+        self._standby = StandbyTimeline(run) if run.server.in_recovery else None
         self._stream: SlotStream | None = None
         self._decoder = run.decoder()
         self._write: _Write | None = None
@@ -81,6 +87,8 @@ class ApplyWorker:
             pass
         finally:
             self._disconnect()
+            if self._standby is not None:
+                self._standby.close()
 
     def _step(self) -> None:
         try:
@@ -108,11 +116,13 @@ class ApplyWorker:
 
     def _connect(self) -> None:
         run = self._run_
-        connection = WireConnection.connect(run.settings, replication=True)
+        connection = WireConnection.connect(self._settings, replication=True)
         try:
             self._check_lineage(connection)
-            options = run.stream_options(self._ownership.binary)
-            self._stream = SlotStream(connection, self._slot, self._confirmed, options, self._bell)
+            options = replace(
+                run.stream_options(self._ownership.binary), messages=run.config.heartbeat_interval_ms is not None
+            )
+            self._stream = self._start_stream(connection, options)
         except BaseException:
             connection.close()
             raise
@@ -125,13 +135,32 @@ class ApplyWorker:
 
     def _check_lineage(self, connection: WireConnection) -> None:
         """A server that is another one, or behind us, would skip what it commits up to our position (invariant 10)."""
-        (found,) = connection.query("IDENTIFY_SYSTEM")
-        expected = self._run_.server.system_identifier
-        if found["systemid"] != expected:
-            raise other_system(self._slot, expected, str(found["systemid"]))
-        flushed = EndLsn.parse(found["xlogpos"] or "")
-        if flushed < self._confirmed:
-            raise ahead_of_server(self._slot, self._confirmed, flushed)
+        history = server_history(connection)
+        if history.lineage == self._lineage:
+            if history.flushed >= self._confirmed:
+                return
+            behind = ahead_of_server if self._standby is None else standby_behind
+            raise behind(self._slot, self._confirmed, history.flushed)
+        with connect(self._run_.settings) as admin:
+            if self._lineage is not None:
+                slot_verdict(self._run_, admin, history)
+                # What we confirmed beyond what is on record held nothing for us, and may not be there on a new timeline.
+                self._confirmed = slot_position(self._run_, admin)
+            record_lineage(self._run_, history)
+        self._lineage = history.lineage
+
+    def _start_stream(self, connection: WireConnection, options: StreamOptions) -> SlotStream:
+        try:
+            return SlotStream(connection, self._slot, self._confirmed, options, self._bell)
+        except SlotError as error:
+            if error.retry is not Retry.TIMED:
+                self._raise_why()
+            raise
+
+    def _raise_why(self) -> None:
+        """The slot was lost while we were away: say in which of its ways, if the server tells."""
+        with WireConnection.connect(self._settings, replication=True) as other, connect(self._run_.settings) as admin:
+            slot_verdict(self._run_, admin, server_history(other))
 
     def _disconnect(self) -> None:
         if self._stream is not None:
@@ -277,6 +306,7 @@ class ApplyWorker:
 
     def _record(self, position: EndLsn) -> None:
         def upsert() -> None:
+            self._follow_timeline()
             self._run_.store.upsert_replication_progress(APPLY, position)
 
         self._until_recorded("progress", upsert)
@@ -297,11 +327,16 @@ class ApplyWorker:
 
     def _confirm(self, position: EndLsn) -> None:
         if position > self._confirmed:
+            self._follow_timeline()
             self._confirmed = position
             if self._stream is not None:
                 self._stream.confirm(position)
         received = self._decoder.received_position.value
         self._run_.progress.position(received, self._confirmed.value, max(received, self._confirmed.value))
+
+    def _follow_timeline(self) -> None:
+        if self._standby is not None:
+            self._standby.follow()
 
     def _confirm_idle(self) -> None:
         if self._write is not None or self._stream is None or not self._stream.dry:

@@ -5,103 +5,92 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from headwater.config.pipeline import InvalidatedSlotBehavior
 from headwater.contracts.stores import APPLY
+from headwater.engine.lineage import record_lineage, slot_position, slot_verdict
 from headwater.engine.run import Run
 from headwater.engine.slot_watch import NO_LOCK, SlotWatch
 from headwater.lsn import EndLsn
-from headwater.schema.table import TableId, quote_identifier
+from headwater.schema.table import TableId
 from headwater.source.membership import Membership
 from headwater.source.publication import PublishedTable
-from headwater.source.server import flush_lsn
 from headwater.source.session import Connection
-from headwater.source.slot_check import SlotVerdict, check_apply_slot
-from headwater.source.slot_errors import LineageLost, SlotInUse
-from headwater.source.slots import apply_slot_name, drop_slot, inspect_slot, sync_slots
+from headwater.source.slot_check import SlotVerdict
+from headwater.source.slot_errors import LineageLost, SlotBeingSynced, SlotInUse, StandbyBehind
+from headwater.source.slots import apply_slot_name, create_slot, drop_slot, inspect_slot, make_failover, sync_slots
+from headwater.source.timeline import ServerHistory, server_history
 from headwater.states import AFTER_CRASH, Phase, TableState
 from headwater.wire.connection import WireConnection
 
 log = logging.getLogger(__name__)
 
-_FREE_WITHIN_SECONDS = 15.0
+_PASSING = (SlotInUse, SlotBeingSynced, StandbyBehind)
+_PASSES_WITHIN_SECONDS = 15.0
 _LOOK_SECONDS = 0.25
 
 
-def open_slot(run: Run, connection: Connection) -> EndLsn:
+def open_slot(run: Run, admin: Connection) -> EndLsn:
     """Where the apply worker starts. Makes the slot for a new pipeline; never papers over one that was lost (invariant 10)."""
     name = apply_slot_name(run.config.id)
-    try:
-        verdict = _verdict_when_free(run, connection, name)
-    except LineageLost as error:
-        if run.config.invalidated_slot_behavior is not InvalidatedSlotBehavior.RECREATE:
-            raise
-        log.warning("copying every table again: %s", error)
-        drop_slot(connection, name)
-        run.store.reset_table_states_for_resync()
-        verdict = SlotVerdict.CREATE
-    if verdict is SlotVerdict.CREATE:
-        return _create(run, connection, name)
-    facts = inspect_slot(connection, name)
-    progress = run.store.get_replication_progress(APPLY)
-    positions = [position for position in (facts.confirmed_flush, progress) if position is not None]
-    return max(positions)
-
-
-def _verdict_when_free(run: Run, connection: Connection, name: str) -> SlotVerdict:
-    """We hold the pipeline's lock, so whoever reads the slot is what a killed run left; the server lets it go soon."""
-    deadline = time.monotonic() + _FREE_WITHIN_SECONDS
-    while True:
+    with WireConnection.connect(run.settings, replication=True) as connection:
         try:
-            return _verdict(run, connection, name)
-        except SlotInUse:
+            verdict, history = _verdict_in_time(run, admin, connection)
+        except LineageLost as error:
+            if run.config.invalidated_slot_behavior is not InvalidatedSlotBehavior.RECREATE:
+                raise
+            log.warning("copying every table again: %s", error)
+            # States first: interrupted after any step, the next run copies everything.
+            run.store.reset_table_states_for_resync()
+            drop_slot(admin, name)
+            verdict, history = SlotVerdict.CREATE, server_history(connection)
+        record_lineage(run, history)
+        if verdict is SlotVerdict.CREATE:
+            return _create(run, admin, connection, name)
+        if run.config.failover_slot and not inspect_slot(admin, name).failover:
+            make_failover(connection, name)
+        return slot_position(run, admin)
+
+
+def _verdict_in_time(run: Run, admin: Connection, connection: WireConnection) -> tuple[SlotVerdict, ServerHistory]:
+    """What passes by itself is waited for a little.
+
+    We hold the pipeline's lock, so whoever reads the slot is what a killed run left; the server lets it go soon. A standby
+    that was just started, or is about to be promoted, needs a moment too.
+    """
+    deadline = time.monotonic() + _PASSES_WITHIN_SECONDS
+    while True:
+        history = server_history(connection)
+        try:
+            return slot_verdict(run, admin, history), history
+        except _PASSING:
             if time.monotonic() > deadline:
                 raise
             run.pause(_LOOK_SECONDS)
 
 
-def _verdict(run: Run, connection: Connection, name: str) -> SlotVerdict:
-    """With the furthest position on record: a slot younger than what a table has seen would leave a gap."""
-    seen = [run.store.get_replication_progress(APPLY)]
-    system_identifier = None
-    for table, state in run.store.get_table_states().items():
-        if AFTER_CRASH[state.phase] is Phase.INIT:
-            continue  # copied again: nothing it has seen counts
-        if state.phase is Phase.SYNC_DONE:
-            seen.append(state.lsn)
-        metadata = run.store.get_destination_table_metadata(table)
-        if metadata is not None and metadata.watermark is not None:
-            seen.append(EndLsn(metadata.watermark.commit_lsn.value))
-            system_identifier = metadata.watermark.system_identifier
-    positions = [position for position in seen if position is not None]
-    return check_apply_slot(
-        inspect_slot(connection, name),
-        max(positions) if positions else None,
-        run.server,
-        flush_lsn(connection),
-        recorded_system_identifier=system_identifier,
-    )
-
-
-def _create(run: Run, admin: Connection, name: str) -> EndLsn:
-    with WireConnection.connect(run.settings, replication=True) as connection:
-        made = threading.Event()
-        watch = SlotWatch(run, "the pipeline", admin, NO_LOCK, run.settings.application_name, connection)
-        watcher = threading.Thread(target=watch.run, args=(made,), name=f"headwater-wait-{name}", daemon=True)
-        watcher.start()
-        try:
-            row = connection.query(f"CREATE_REPLICATION_SLOT {quote_identifier(name)} LOGICAL pgoutput")[0]
-        finally:
-            made.set()
-            watcher.join()
-    point = row["consistent_point"]
-    assert point is not None
-    start = EndLsn.parse(point)
+def _create(run: Run, admin: Connection, connection: WireConnection, name: str) -> EndLsn:
+    with _watched(run, admin, connection, name):
+        start = create_slot(connection, name, failover=run.config.failover_slot)
     # Recorded at once: from now on a missing slot is a lost one.
     run.store.upsert_replication_progress(APPLY, start)
     log.info("made replication slot %s at %s", name, start)
     return start
+
+
+@contextmanager
+def _watched(run: Run, admin: Connection, connection: WireConnection, name: str) -> Iterator[None]:
+    made = threading.Event()
+    watch = SlotWatch(run, "the pipeline", admin, NO_LOCK, run.settings.application_name, connection)
+    watcher = threading.Thread(target=watch.run, args=(made,), name=f"headwater-wait-{name}", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        made.set()
+        watcher.join()
 
 
 def settle_states(

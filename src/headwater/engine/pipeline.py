@@ -10,16 +10,18 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from headwater.config.pipeline import PipelineConfig
+from headwater.config.pipeline import InvalidatedSlotBehavior, PipelineConfig
 from headwater.contracts.destination import Destination, RunContext
 from headwater.contracts.stores import PipelineStore
 from headwater.engine.apply_worker import ApplyWorker
 from headwater.engine.board import Board
+from headwater.engine.heartbeat import Heartbeat
 from headwater.engine.memory import MemoryMonitor, spool, stream_budget
 from headwater.engine.opening import open_slot, settle_states
-from headwater.engine.retry import WORLD, is_worth_retrying
+from headwater.engine.retry import WORLD, Backoff, is_worth_retrying
 from headwater.engine.run import Run
 from headwater.engine.source_rows import SourceRows
 from headwater.engine.stop import Stop
@@ -29,10 +31,11 @@ from headwater.errors import HeadwaterError, PipelineLocked, SparkLost
 from headwater.observability.progress import Progress
 from headwater.source.lock import PipelineLock
 from headwater.source.membership import memberships
-from headwater.source.preflight import raise_for_errors, run_preflight
+from headwater.source.preflight import check_source
 from headwater.source.publication import published_tables
 from headwater.source.server import server_facts
 from headwater.source.session import connect
+from headwater.source.slot_errors import LineageLost
 from headwater.spark.session import jvm_alive
 
 if TYPE_CHECKING:
@@ -43,6 +46,16 @@ log = logging.getLogger(__name__)
 _WATCH_SECONDS = 1.0
 _PATIENCE_SECONDS = 20.0
 """How long table sync workers may take to stop. One that waits for a lock of somebody else's has nothing to finish."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What works side by side from one opening of the slot on."""
+
+    worker: ApplyWorker
+    pool: TableSyncPool
+    watch: Watch
+    heartbeat: Heartbeat
 
 
 class Pipeline:
@@ -67,10 +80,14 @@ class Pipeline:
         self._lock = PipelineLock(self._settings, config.id)
         self._memory = MemoryMonitor(config.memory_backpressure, config.memory_refresh_interval_ms / 1000)
         self._stop = Stop()
+        self._round = self._stop.part()
+        """The stop of what was opened last: a slot that was lost ends a round, and another may begin."""
+        self._lost: LineageLost | None = None
         self._ended = threading.Event()
         self._error: HeadwaterError | None = None
         self._thread: threading.Thread | None = None
         self._destination_started = False
+        self._system_identifier = ""
 
     @property
     def stopped(self) -> bool:
@@ -85,12 +102,13 @@ class Pipeline:
             )
         self._lock.acquire()
         try:
-            worker, pool, watch = self._open()
+            self._memory.start()
+            parts = self._open()
         except BaseException:
             self._close()
             raise
         self._thread = threading.Thread(
-            target=self._supervise, args=(worker, pool, watch), name=f"headwater-pipeline-{self.config.id}", daemon=True
+            target=self._supervise, args=(parts,), name=f"headwater-pipeline-{self.config.id}", daemon=True
         )
         self._thread.start()
 
@@ -109,18 +127,11 @@ class Pipeline:
         """Ask for an orderly stop: batches under way are finished, recorded and confirmed. Returns at once."""
         self._stop.set()
 
-    def _open(self) -> tuple[ApplyWorker, TableSyncPool, Watch]:
+    def _open(self) -> _Parts:
         config = self.config
+        self._round = self._stop.part()
         with connect(self._settings) as connection:
-            findings = run_preflight(
-                connection,
-                config.publication_name,
-                pipeline_id=config.id,
-                max_table_sync_workers=config.max_table_sync_workers,
-                store_in_source=config.store_pg_connection is None,
-            )
-            raise_for_errors(findings)
-            for finding in findings:
+            for finding in check_source(connection, config, store_in_source=config.store_pg_connection is None):
                 log.warning("%s", finding)
             server = server_facts(connection)
             self._store.start()
@@ -139,27 +150,65 @@ class Pipeline:
                 self._memory,
                 spool(config.batch),
                 stream_budget(config.batch, self._memory),
-                self._stop,
+                self._round,
             )
             # The members first: what changes between the two is then found by the first look.
             members = memberships(connection, config.publication_name)
             tables = published_tables(connection, config.publication_name)
+            self._start_destination(server.system_identifier)
             start = open_slot(run, connection)
             settle_states(run, connection, tables, members)
-        rows = SourceRows(self._settings)
-        self._destination.start(RunContext(config.id, server.system_identifier, rows.read))
-        self._destination_started = True
-        self._memory.start()
         pool = TableSyncPool(run, tables, self._fail)
-        return ApplyWorker(run, start), pool, Watch(run, pool, members)
+        return _Parts(ApplyWorker(run, start), pool, Watch(run, pool, members), Heartbeat(run))
 
-    def _supervise(self, worker: ApplyWorker, pool: TableSyncPool, watch: Watch) -> None:
+    def _start_destination(self, system_identifier: str) -> None:
+        """Once a run, which belongs to one cluster."""
+        if not self._destination_started:
+            context = RunContext(self.config.id, system_identifier, SourceRows(self._settings).read)
+            self._destination.start(context)
+            self._destination_started = True
+        elif self._lost is not None and self._system_identifier != system_identifier:
+            raise self._lost
+        self._system_identifier = system_identifier
+
+    def _supervise(self, opened: _Parts) -> None:
+        parts: _Parts | None = opened
+        try:
+            while parts is not None:
+                self._run_round(parts)
+                parts = self._open_again()
+        except Exception as error:
+            self._fail(_as_headwater(error))
+        finally:
+            try:
+                self._close()
+            finally:
+                self._ended.set()
+
+    def _open_again(self) -> _Parts | None:
+        """After the slot was lost under a run that may make a new one: opening finds that out, and copies again."""
+        backoff = Backoff(0.5)
+        while self._lost is not None and not self._stop.is_set():
+            try:
+                parts = self._open()
+                self._lost = None
+                return parts
+            except HeadwaterError as error:
+                if not is_worth_retrying(error):
+                    raise
+                log.warning("the pipeline could not be opened again yet: %s", error.message)
+                self._stop.wait(backoff.next_seconds())
+        return None
+
+    def _run_round(self, parts: _Parts) -> None:
+        worker, pool = parts.worker, parts.pool
         apply_thread = threading.Thread(target=self._run_apply, args=(worker,), name="headwater-apply", daemon=True)
         apply_thread.start()
         watched = 0.0
         try:
-            while not self._stop.is_set():
-                watch.look_if_due()
+            while not self._round.is_set():
+                parts.watch.look_if_due()
+                parts.heartbeat.beat_if_due()
                 self._start_due(pool)
                 if time.monotonic() - watched > _WATCH_SECONDS:
                     self._watch()
@@ -168,17 +217,14 @@ class Pipeline:
         except Exception as error:
             self._fail(_as_headwater(error))
         finally:
-            self._stop.set()
+            self._round.set()
             worker.wake()
             # After a lost JVM nothing of a write can end in order; the threads die with the process.
             lost = isinstance(self._error, SparkLost)
-            try:
-                apply_thread.join(2.0 if lost else None)
-                pool.join(2.0 if lost else _PATIENCE_SECONDS)
-                watch.close()
-                self._close()
-            finally:
-                self._ended.set()
+            apply_thread.join(2.0 if lost else None)
+            pool.join(2.0 if lost else _PATIENCE_SECONDS)
+            parts.watch.close()
+            parts.heartbeat.close()
 
     def _start_due(self, pool: TableSyncPool) -> None:
         try:
@@ -219,6 +265,11 @@ class Pipeline:
 
     def _fail(self, error: HeadwaterError) -> None:
         """The first error is the one that ended the run; whatever follows from it is only logged."""
+        recreates = self.config.invalidated_slot_behavior is InvalidatedSlotBehavior.RECREATE
+        if isinstance(error, LineageLost) and recreates and self._lost is None and self._error is None:
+            self._lost = error
+            self._round.set()
+            return
         if self._error is None:
             self._error = error
             self.progress.error(str(error))

@@ -27,6 +27,8 @@ class StreamOptions:
     publication: str
     binary: bool
     status_interval_seconds: float
+    messages: bool = False
+    """Whether logical messages are sent too: the heartbeat's own, and everybody else's."""
 
     def for_server(self) -> dict[str, str]:
         return {
@@ -35,6 +37,7 @@ class StreamOptions:
             "streaming": "on",
             "publication_names": quote_identifier(self.publication),
             "binary": "true" if self.binary else "false",
+            **({"messages": "true"} if self.messages else {}),
         }
 
 

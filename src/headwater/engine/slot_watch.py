@@ -61,5 +61,13 @@ class SlotWatch:
             log.info("%s: nobody can say what its slot waits for: %s", self._what, error.message)
 
     def _say(self) -> None:
+        if self._run_.server.in_recovery:
+            # A standby sees the primary's transactions only in what the primary logs of them, every 15 s while it is busy.
+            log.warning(
+                "%s: making its slot waits until the primary logs its running transactions, and until those have ended; "
+                "hint: run SELECT pg_log_standby_snapshot() on the primary",
+                self._what,
+            )
+            return
         names = "; ".join(str(blocker) for blocker in blockers(self._admin)) or "transactions that have just begun"
         log.warning("%s: making its slot waits for %s", self._what, names)

@@ -6,11 +6,14 @@ Reads only. An error stops the start; a warning is shown and lived with.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 
+from headwater.config.pipeline import PipelineConfig
 from headwater.errors import PreflightError, SourceError
 from headwater.schema.table import TableId
+from headwater.source.finding import Finding as Finding
+from headwater.source.finding import Severity as Severity
+from headwater.source.finding import error, warning
+from headwater.source.preflight_slots import failover_findings, heartbeat_findings, standby_findings
 from headwater.source.preflight_tables import TableFacts, table_facts
 from headwater.source.publication import OWN_NAMESPACE, PublicationFacts, publication_facts, published_tables
 from headwater.source.server import ServerFacts, server_facts
@@ -22,30 +25,6 @@ _SHORTEST_SENDER_TIMEOUT_MS = 5000
 _NAMES_SHOWN = 10
 
 
-class Severity(StrEnum):
-    ERROR = "error"
-    WARNING = "warning"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    severity: Severity
-    message: str
-    detail: str
-    hint: str
-
-    def __str__(self) -> str:
-        return f"{self.severity}: {self.message}\n  detail: {self.detail}\n  hint: {self.hint}"
-
-
-def _error(message: str, detail: str, hint: str) -> Finding:
-    return Finding(Severity.ERROR, message, detail, hint)
-
-
-def _warning(message: str, detail: str, hint: str) -> Finding:
-    return Finding(Severity.WARNING, message, detail, hint)
-
-
 def run_preflight(
     connection: Connection,
     publication: str,
@@ -53,16 +32,37 @@ def run_preflight(
     pipeline_id: int,
     max_table_sync_workers: int = 4,
     store_in_source: bool = True,
+    failover_slot: bool = False,
+    heartbeat: bool = False,
 ) -> list[Finding]:
     """Every finding, errors first. Raises only if the server cannot be asked at all."""
     server = server_facts(connection)
-    findings = list(_server(server, store_in_source))
+    findings = [*_server(server), *standby_findings(connection, server, store_in_source)]
+    if failover_slot:
+        findings += failover_findings(connection, server)
+    if heartbeat:
+        findings += heartbeat_findings(connection, server)
     findings += _role(connection)
     findings += _capacity(connection, server, pipeline_id, 1 + max_table_sync_workers)
     if store_in_source:
         findings += _own_namespace(connection, server)
     findings += _publication(connection, publication)
     return sorted(findings, key=lambda finding: finding.severity is not Severity.ERROR)
+
+
+def check_source(connection: Connection, config: PipelineConfig, *, store_in_source: bool) -> list[Finding]:
+    """The preflight of a pipeline: raises PreflightError, or returns the warnings."""
+    findings = run_preflight(
+        connection,
+        config.publication_name,
+        pipeline_id=config.id,
+        max_table_sync_workers=config.max_table_sync_workers,
+        store_in_source=store_in_source,
+        failover_slot=config.failover_slot,
+        heartbeat=config.heartbeat_interval_ms is not None,
+    )
+    raise_for_errors(findings)
+    return findings
 
 
 def raise_for_errors(findings: Sequence[Finding]) -> None:
@@ -77,40 +77,28 @@ def raise_for_errors(findings: Sequence[Finding]) -> None:
         )
 
 
-def _server(server: ServerFacts, store_in_source: bool) -> Iterator[Finding]:
+def _server(server: ServerFacts) -> Iterator[Finding]:
     if server.version_number < OLDEST_VERSION:
-        yield _error(
+        yield error(
             f"the server's version {server.version} is too old",
             "logical replication in the binary format needs Postgres 14 or newer",
             "Upgrade the server.",
         )
     if server.wal_level != "logical":
-        yield _error(
+        yield error(
             "the server does not write what logical replication needs",
             f'wal_level is "{server.wal_level}", expected "logical"',
             "Run ALTER SYSTEM SET wal_level = 'logical'; and restart the server.",
         )
-    if server.in_recovery and server.major < 16:
-        yield _error(
-            "the server is a standby",
-            f"version {server.version} cannot decode changes on a standby; that needs 16",
-            "Point pg_connection at the primary.",
-        )
-    elif server.in_recovery and store_in_source:
-        yield _error(
-            "the server is a standby, and the store would be in it",
-            "a standby takes no writes",
-            "Set store_pg_connection to a database that can be written.",
-        )
     timeout = server.wal_sender_timeout_ms
     if timeout == 0:
-        yield _warning(
+        yield warning(
             "the server never gives up a reader that is gone",
             "wal_sender_timeout is 0, so the slot of a machine that vanished stays in use",
             "Set wal_sender_timeout to 60s.",
         )
     elif timeout < _SHORTEST_SENDER_TIMEOUT_MS:
-        yield _warning(
+        yield warning(
             "the server gives up readers very early",
             f"wal_sender_timeout is {timeout} ms; a pause of the machine may end the stream",
             "Set wal_sender_timeout to 60s.",
@@ -129,7 +117,7 @@ FROM pg_roles WHERE rolname = current_user
 def _role(connection: Connection) -> Iterator[Finding]:
     row = fetch_one(connection, _ROLE, doing="looking at the role's rights")
     if row is not None and not row[1]:
-        yield _error(
+        yield error(
             f'role "{row[0]}" may not replicate',
             "it lacks the attribute REPLICATION",
             f'Run ALTER ROLE "{row[0]}" REPLICATION; (on RDS: GRANT rds_replication TO "{row[0]}";).',
@@ -147,15 +135,17 @@ SELECT (SELECT count(*) FROM pg_replication_slots WHERE slot_name <> %s AND NOT 
 def _capacity(connection: Connection, server: ServerFacts, pipeline_id: int, needed: int) -> Iterator[Finding]:
     """What an earlier run of this pipeline holds counts as free: it is taken over or dropped."""
     own = (apply_slot_name(pipeline_id), f"headwater_sync_{pipeline_id}_")
+    # On a standby one more session asks for the timeline.
+    senders = needed + 1 if server.in_recovery else needed
     row = fetch_one(connection, _USED, (*own, *own), doing="counting replication slots")
     assert row is not None
     limits = (
-        ("replication slots", "max_replication_slots", server.max_replication_slots, row[0]),
-        ("wal senders", "max_wal_senders", server.max_wal_senders, row[1]),
+        ("replication slots", "max_replication_slots", server.max_replication_slots, row[0], needed),
+        ("wal senders", "max_wal_senders", server.max_wal_senders, row[1], senders),
     )
-    for what, setting, limit, used in limits:
+    for what, setting, limit, used, needed in limits:
         if limit - used < needed:
-            yield _error(
+            yield error(
                 f"the server has too few free {what}",
                 f"{setting} is {limit}, others use {used}, this pipeline needs {needed}",
                 f"Raise {setting} to at least {used + needed} and restart the server, or lower max_table_sync_workers.",
@@ -178,13 +168,13 @@ def _own_namespace(connection: Connection, server: ServerFacts) -> Iterator[Find
     role, database, in_namespace, in_database = row
     elsewhere = "or set store_pg_connection to a database it may write to"
     if in_namespace is None and not in_database:
-        yield _error(
+        yield error(
             f'role "{role}" cannot make the namespace {OWN_NAMESPACE}, where progress is kept',
             f'it lacks CREATE on database "{database}"',
             f'Run GRANT CREATE ON DATABASE "{database}" TO "{role}";, {elsewhere}.',
         )
     elif in_namespace is False:
-        yield _error(
+        yield error(
             f'role "{role}" may not write to the namespace {OWN_NAMESPACE}, where progress is kept',
             "it lacks USAGE or CREATE on it",
             f'Run GRANT USAGE, CREATE ON SCHEMA {OWN_NAMESPACE} TO "{role}";, {elsewhere}.',
@@ -195,11 +185,11 @@ def _publication(connection: Connection, name: str) -> Iterator[Finding]:
     try:
         publication = publication_facts(connection, name)
         tables = published_tables(connection, name)
-    except SourceError as error:
-        yield _error(error.message, error.detail, error.hint)
+    except SourceError as trouble:
+        yield error(trouble.message, trouble.detail, trouble.hint)
         return
     if not tables:
-        yield _error(
+        yield error(
             f'publication "{name}" publishes no table',
             "its tables are none, or only system tables and our own",
             f'Run ALTER PUBLICATION "{name}" ADD TABLE ...;.',
@@ -207,7 +197,7 @@ def _publication(connection: Connection, name: str) -> Iterator[Finding]:
         return
     if publication.missing_operations:
         missing = ", ".join(publication.missing_operations)
-        yield _warning(
+        yield warning(
             f'publication "{name}" does not publish every operation',
             f"missing: {missing}; the lake keeps what the source changes that way",
             f"Unless meant so, run ALTER PUBLICATION \"{name}\" SET (publish = 'insert, update, delete, truncate');.",
@@ -221,21 +211,21 @@ def _rights(connection: Connection, facts: Sequence[TableFacts]) -> Iterator[Fin
     role = connection.info.user
     hidden = sorted({fact.name.namespace for fact in facts if not fact.namespace_usage})
     if hidden:
-        yield _error(
+        yield error(
             f'role "{role}" may not enter {_count(hidden, "namespace")}',
             f"no USAGE on {_listed(hidden)}",
             f'Run GRANT USAGE ON SCHEMA "{hidden[0]}" TO "{role}"; for each of them.',
         )
     unreadable = [fact.name.quoted for fact in facts if fact.namespace_usage and not fact.readable]
     if unreadable:
-        yield _error(
+        yield error(
             f'role "{role}" may not read {_count(unreadable, "table")}',
             f"no SELECT on {_listed(unreadable)}, or on a partition of it",
             f'Run GRANT SELECT ON {unreadable[0]} TO "{role}"; for each of them.',
         )
     filtered = [fact.name.quoted for fact in facts if fact.row_security]
     if filtered:
-        yield _error(
+        yield error(
             f'row security hides rows of {_count(filtered, "table")} from role "{role}"',
             f"active on {_listed(filtered)}; the copy would miss rows that the stream sends",
             f'Run ALTER ROLE "{role}" BYPASSRLS;.',
@@ -247,14 +237,14 @@ def _identities(publication: PublicationFacts, facts: Sequence[TableFacts]) -> I
         return
     keyless = [fact.name.quoted for fact in facts if not fact.has_identity]
     if keyless:
-        yield _warning(
+        yield warning(
             f"{_count(keyless, 'table')} can only be inserted into",
             f"the source itself refuses UPDATE and DELETE on {_listed(keyless)}: no usable replica identity",
             f"Add a primary key, or run ALTER TABLE {keyless[0]} REPLICA IDENTITY FULL; for each of them.",
         )
     partial = [fact.name.quoted for fact in facts if fact.has_identity and not fact.identity_published]
     if partial:
-        yield _warning(
+        yield warning(
             f"the column lists of {_count(partial, 'table')} leave out the replica identity",
             f"the source itself refuses UPDATE and DELETE on {_listed(partial)}",
             f"Add the identity's columns to the column lists, or take the lists away: {partial[0]} first.",

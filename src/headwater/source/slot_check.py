@@ -9,19 +9,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from headwater.contracts.stores import Lineage
 from headwater.lsn import EndLsn
 from headwater.source.server import ServerFacts
 from headwater.source.session import Connection, fetch_all
 from headwater.source.slot_errors import (
     ahead_of_server,
     other_system,
+    past_the_switch,
+    slot_being_synced,
     slot_in_use,
     slot_invalidated,
+    slot_made_anew,
     slot_missing,
+    standby_behind,
+    unknown_timeline,
     wrong_database,
     wrong_plugin,
 )
 from headwater.source.slots import PLUGIN, SlotFacts
+from headwater.source.timeline import ServerHistory
 
 
 class SlotVerdict(StrEnum):
@@ -34,22 +41,55 @@ def check_apply_slot(
     progress: EndLsn | None,
     server: ServerFacts,
     flush: EndLsn,
-    *,
-    recorded_system_identifier: str | None = None,
+    history: ServerHistory,
+    recorded: Lineage | None = None,
 ) -> SlotVerdict:
     """Whether to make the slot or to go on with it; raises a SlotError for everything else.
 
-    `progress` is the furthest position on record: the apply worker's, or a watermark's if that is further.
+    `progress` is the furthest position on record: the apply worker's, or a watermark's if that is further. `recorded` is
+    whose positions these are; None where nothing was recorded yet.
     """
-    recorded = recorded_system_identifier
-    if recorded is not None and recorded != server.system_identifier:
-        raise other_system(facts.name, recorded, server.system_identifier)
+    if recorded is not None and recorded.system_identifier != history.system_identifier:
+        raise other_system(facts.name, recorded.system_identifier, history.system_identifier)
+    switched = None
+    if recorded is not None and recorded.timeline != history.timeline and progress is not None:
+        switched = _switch_point(facts.name, progress, history, recorded.timeline)
     if progress is not None and progress > flush:
-        raise ahead_of_server(facts.name, progress, flush)
+        raise (standby_behind if server.in_recovery else ahead_of_server)(facts.name, progress, flush)
     if not facts.exists:
         if progress is not None:
-            raise slot_missing(facts.name, progress)
+            raise slot_missing(facts.name, progress, promoted=switched is not None)
         return SlotVerdict.CREATE
+    _check_kind(facts, server)
+    if facts.synced and server.in_recovery:
+        raise slot_being_synced(facts.name)
+    if switched is not None and progress is not None and not facts.synced and _is_new(facts, progress, switched):
+        raise slot_made_anew(facts.name, progress, facts.confirmed_flush)
+    if facts.active_pid is not None:
+        raise slot_in_use(facts.name, facts.active_pid)
+    return SlotVerdict.RESUME
+
+
+def _switch_point(name: str, progress: EndLsn, history: ServerHistory, recorded: int) -> EndLsn:
+    """Where the server left the recorded timeline. It goes on only if all we have lies before that point."""
+    ended = history.ends.get(recorded)
+    if ended is None:
+        raise unknown_timeline(name, recorded, history.timeline)
+    if progress > ended:
+        raise past_the_switch(name, progress, recorded, ended, history.timeline)
+    return ended
+
+
+def _is_new(facts: SlotFacts, progress: EndLsn, switched: EndLsn) -> bool:
+    """Made after the promotion, so that what was committed between our progress and its beginning would be missing.
+
+    One that stands before the switch came along with the standby: it is our own, if we followed the standby, or a copy
+    that somebody else's tool kept up to date.
+    """
+    return facts.confirmed_flush is None or facts.confirmed_flush > max(progress, switched)
+
+
+def _check_kind(facts: SlotFacts, server: ServerFacts) -> None:
     if facts.slot_type != "logical" or facts.plugin != PLUGIN:
         raise wrong_plugin(facts.name, facts.slot_type, facts.plugin)
     if facts.database != server.database:
@@ -58,9 +98,6 @@ def check_apply_slot(
         raise slot_invalidated(
             facts.name, facts.wal_status, facts.invalidation_reason, facts.confirmed_flush, facts.wal_keep_limit
         )
-    if facts.active_pid is not None:
-        raise slot_in_use(facts.name, facts.active_pid)
-    return SlotVerdict.RESUME
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,12 @@ from __future__ import annotations
 from headwater.errors import Retry, SlotError
 
 _RESYNC = "run `headwater resync --all pipeline.toml` to copy the tables again"
+_FEEDBACK = "Set hot_standby_feedback = on and primary_slot_name on the standby"
 _RECREATE = 'or set invalidated_slot_behavior = "recreate"'
+
+
+CONFLICTING = "conflicting with recovery"
+"""All that version 16 says of a slot on a standby that recovery made useless; 17 and later give a reason."""
 
 
 class LineageLost(SlotError):
@@ -28,6 +33,22 @@ class OtherServer(LineageLost):
     """Progress belongs to another cluster, or lies beyond what this one has written."""
 
 
+class TimelineLeft(OtherServer):
+    """The server is on another timeline, and what we have does not lie wholly in the past that it shares with us."""
+
+
+class StandbyBehind(SlotError):
+    """The standby has not replayed as far as we are; it did once, or its primary did."""
+
+    default_retry = Retry.TIMED
+
+
+class SlotBeingSynced(SlotError):
+    """A copy that a standby keeps of its primary's slot; it serves nobody before the standby is promoted."""
+
+    default_retry = Retry.TIMED
+
+
 class SlotNotOurs(SlotError):
     """A slot with our name that is of another kind or database."""
 
@@ -38,11 +59,16 @@ class SlotInUse(SlotError):
     default_retry = Retry.TIMED
 
 
-def slot_missing(name: str, progress: object) -> SlotMissing:
+def slot_missing(name: str, progress: object, *, promoted: bool = False) -> SlotMissing:
+    detail = f"the last recorded position is {progress}; changes after it cannot be read any more"
+    advice = "Find out who dropped it"
+    if promoted:
+        detail += "; the server was promoted since, and its old primary's slot did not come with it"
+        advice = (
+            "To keep it over the next failover, set failover_slot = true, and sync_replication_slots = on on standbys"
+        )
     return SlotMissing(
-        f'replication slot "{name}" does not exist',
-        detail=f"the last recorded position is {progress}; changes after it cannot be read any more",
-        hint=f"Find out who dropped it, then {_RESYNC}, {_RECREATE}.",
+        f'replication slot "{name}" does not exist', detail=detail, hint=f"{advice}; {_RESYNC}, {_RECREATE}."
     )
 
 
@@ -55,6 +81,8 @@ def slot_invalidated(
         "wal_removed": "Raise max_slot_wal_keep_size",
         "idle_timeout": "Raise idle_replication_slot_timeout",
         "wal_level_insufficient": "Set wal_level = logical on the primary",
+        "rows_removed": _FEEDBACK,
+        CONFLICTING: _FEEDBACK,
     }.get(reason, "See to the reason")
     return SlotInvalidated(
         f'replication slot "{name}" can no longer serve changes',
@@ -68,7 +96,8 @@ def other_system(name: str, expected: str, found: str) -> OtherServer:
     return OtherServer(
         f'replication slot "{name}" belongs to another server',
         detail=f"progress was recorded for system identifier {expected}; this server's is {found}",
-        hint=f"Point pg_connection at the server this pipeline followed; if it was replaced for good, {_RESYNC}.",
+        hint="Point pg_connection at the server this pipeline followed; if it was replaced for good, "
+        f"{_RESYNC}, {_RECREATE}.",
     )
 
 
@@ -78,6 +107,51 @@ def ahead_of_server(name: str, progress: object, flush: object) -> OtherServer:
         detail=f"the recorded position is {progress}, the server has flushed up to {flush}; it was restored from an "
         "older backup, or a standby that lagged behind was promoted",
         hint=f"Changes the lake has may be gone from the source: {_RESYNC}, {_RECREATE}.",
+    )
+
+
+def past_the_switch(name: str, progress: object, left: int, ended: object, timeline: int) -> TimelineLeft:
+    return TimelineLeft(
+        f'the progress behind replication slot "{name}" lies past the point where the server left its timeline',
+        detail=f"the recorded position is {progress}; the server went from timeline {left} to {timeline} at {ended}: a "
+        "standby that lagged behind was promoted, or a backup was restored",
+        hint="The lake has changes that this server never had: "
+        f"{_RESYNC}, {_RECREATE}. With synchronized_standby_slots on the primary no standby lags behind the lake.",
+    )
+
+
+def unknown_timeline(name: str, recorded: int, timeline: int) -> TimelineLeft:
+    return TimelineLeft(
+        f'the progress behind replication slot "{name}" belongs to another timeline',
+        detail=f"it was recorded on timeline {recorded}, which is not in the past of this server's timeline {timeline}",
+        hint="Point pg_connection at the server that was promoted last; if this one is to stay, "
+        f"{_RESYNC}, {_RECREATE}.",
+    )
+
+
+def slot_made_anew(name: str, progress: object, confirmed: object) -> TimelineLeft:
+    return TimelineLeft(
+        f'replication slot "{name}" did not come with the server\'s new timeline',
+        detail=f"it was not synced from the old primary and begins at {confirmed}; the last recorded position is "
+        f"{progress}, and what was committed between the two would be missing",
+        hint="To keep the slot over the next failover, set failover_slot = true, and sync_replication_slots = on on "
+        f"standbys; {_RESYNC}, {_RECREATE}.",
+    )
+
+
+def standby_behind(name: str, progress: object, replayed: object) -> StandbyBehind:
+    return StandbyBehind(
+        f'the standby has not replayed as far as the progress behind replication slot "{name}"',
+        detail=f"the recorded position is {progress}, the standby has replayed up to {replayed}",
+        hint="Wait until it has caught up with its primary: SELECT * FROM pg_stat_wal_receiver on the standby.",
+    )
+
+
+def slot_being_synced(name: str) -> SlotBeingSynced:
+    return SlotBeingSynced(
+        f"replication slot \"{name}\" is the standby's copy of its primary's slot",
+        detail="such a slot serves changes only after the standby was promoted",
+        hint="Point pg_connection at the primary, or promote the standby: SELECT pg_promote().",
     )
 
 

@@ -1,7 +1,7 @@
 """Replication slots: their names, what the server says of them, and how they are dropped.
 
-A slot's name carries the pipeline's id, so whatever has one of these names is this pipeline's. Creating a slot belongs
-to the replication connection; judging one that should exist to `slot_check`.
+A slot's name carries the pipeline's id, so whatever has one of these names is this pipeline's. Judging a slot that should
+exist belongs to `slot_check`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import Any
 import psycopg
 
 from headwater.lsn import EndLsn
-from headwater.schema.table import TableId
+from headwater.schema.table import TableId, quote_identifier
 from headwater.source.session import Connection, fetch_all, fetch_one, translated
-from headwater.source.slot_errors import slot_in_use
+from headwater.source.slot_errors import CONFLICTING, slot_in_use
+from headwater.wire.connection import WireConnection
 
 PLUGIN = "pgoutput"
 APPLICATION_PREFIX = "headwater"
@@ -90,7 +91,7 @@ def sync_slots(connection: Connection, pipeline_id: int) -> list[SlotFacts]:
 def _facts(slot: dict[str, Any], wal_keep_limit: str) -> SlotFacts:
     reason = slot.get("invalidation_reason")
     if reason is None and slot.get("conflicting"):
-        reason = "conflicting with recovery"
+        reason = CONFLICTING
     return SlotFacts(
         name=slot["slot_name"],
         exists=True,
@@ -111,6 +112,18 @@ def _facts(slot: dict[str, Any], wal_keep_limit: str) -> SlotFacts:
 
 def _lsn(text: str | None) -> EndLsn | None:
     return None if text is None else EndLsn.parse(text)
+
+
+def create_slot(connection: WireConnection, name: str, *, failover: bool = False) -> EndLsn:
+    """Make a pipeline's slot; where it begins. Waits for every open transaction."""
+    options = " (FAILOVER)" if failover else ""
+    row = connection.query(f"CREATE_REPLICATION_SLOT {quote_identifier(name)} LOGICAL {PLUGIN}{options}")[0]
+    return EndLsn.parse(row["consistent_point"] or "")
+
+
+def make_failover(connection: WireConnection, name: str) -> None:
+    """Have standbys keep a copy of a slot that exists. Nobody may read from it meanwhile."""
+    connection.query(f"ALTER_REPLICATION_SLOT {quote_identifier(name)} (FAILOVER true)")
 
 
 def drop_slot(connection: Connection, name: str, *, wait_seconds: float = 10.0) -> bool:

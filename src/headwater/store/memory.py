@@ -9,6 +9,7 @@ from types import MappingProxyType
 from headwater.contracts.stores import (
     APPLY,
     DestinationTableMetadata,
+    Lineage,
     OperationKind,
     PipelineStore,
     TableSchemaRetention,
@@ -34,6 +35,7 @@ class MemoryStore(PipelineStore):
         self._states: dict[TableId, list[TableState]] = {}
         self._progress: dict[WorkerType, EndLsn] = {}
         self._metadata: dict[TableId, DestinationTableMetadata] = {}
+        self._lineage: Lineage | None = None
 
     def get_table_schema(self, table_id: TableId, snapshot_id: SnapshotId) -> TableSchema | None:
         with self._lock:
@@ -108,6 +110,14 @@ class MemoryStore(PipelineStore):
         with self._lock:
             self._progress.pop(worker_type, None)
 
+    def get_lineage(self) -> Lineage | None:
+        with self._lock:
+            return self._lineage
+
+    def record_lineage(self, lineage: Lineage) -> None:
+        with self._lock:
+            self._lineage = lineage
+
     def get_destination_table_metadata(self, table_id: TableId) -> DestinationTableMetadata | None:
         with self._lock:
             return self._metadata.get(table_id)
@@ -125,6 +135,7 @@ class MemoryStore(PipelineStore):
             if operation.kind is OperationKind.RESET_FOR_RESYNC:
                 self._states = {table_id: [INIT] for table_id in self._states}
                 self._progress.pop(APPLY, None)
+                self._lineage = None
                 return len(self._states)
             table_id = table_of(operation)
             gone: list[object] = [

@@ -13,6 +13,7 @@ from typing import Any
 
 from headwater.contracts.stores import (
     DestinationTableMetadata,
+    Lineage,
     OperationKind,
     PipelineStore,
     TableSchemaRetention,
@@ -21,9 +22,11 @@ from headwater.contracts.stores import (
     metadata_from_json,
     metadata_to_json,
 )
+from headwater.errors import StoreError
 from headwater.lsn import EndLsn
 from headwater.schema.table import SnapshotId, TableId, TableSchema, schema_from_json, schema_to_json
 from headwater.source.migrate import apply_migrations, read_migrations
+from headwater.source.session import Connection
 from headwater.states import INIT, Phase, TableState, state_from_json, state_to_json
 from headwater.store.connection import StoreConnection
 from headwater.store.memory import MemoryStore, nothing_to_roll_back_to, refuse_memory_only, table_of
@@ -44,6 +47,7 @@ class PostgresStore(PipelineStore):
 
     def start(self) -> None:
         """Connect and bring the tables up to date; where they are, nothing is written."""
+        self._connection.use(_refuse_standby)
         migrations = read_migrations(resources.files("headwater.store").joinpath("migrations"))
         self._connection.use(lambda connection: apply_migrations(connection, COMPONENT, migrations))
 
@@ -158,6 +162,15 @@ class PostgresStore(PipelineStore):
             self._run("delete_progress", worker=str(worker_type))
             self._cache.delete_replication_progress(worker_type)
 
+    def get_lineage(self) -> Lineage | None:
+        with self._connection:
+            rows = self._run("get_lineage")
+            return Lineage(*rows[0]) if rows else None
+
+    def record_lineage(self, lineage: Lineage) -> None:
+        with self._connection:
+            self._run("record_lineage", system=lineage.system_identifier, timeline=lineage.timeline)
+
     def get_destination_table_metadata(self, table_id: TableId) -> DestinationTableMetadata | None:
         return self._cache.get_destination_table_metadata(table_id)
 
@@ -192,6 +205,15 @@ class PostgresStore(PipelineStore):
 
     def _count(self, name: str, **parameters: Any) -> int:
         return self._connection.count(name, {"pipeline": self._pipeline_id, **parameters})
+
+
+def _refuse_standby(connection: Connection) -> None:
+    if connection.execute("SELECT pg_is_in_recovery()").fetchone() == (True,):
+        raise StoreError(
+            "the store would be in a standby",
+            detail="the server that store_pg_connection, or else pg_connection, names is in recovery and takes no writes",
+            hint="Set store_pg_connection to the primary, or to another server that can be written.",
+        )
 
 
 def _lsn_text(snapshot_id: SnapshotId) -> str:

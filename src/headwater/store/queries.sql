@@ -38,6 +38,15 @@ RETURNING flush_lsn::text
 -- name: delete_progress
 DELETE FROM headwater.replication_progress WHERE pipeline_id = %(pipeline)s AND worker = %(worker)s
 
+-- name: get_lineage
+SELECT system_identifier, timeline FROM headwater.lineages WHERE pipeline_id = %(pipeline)s
+
+-- name: record_lineage
+INSERT INTO headwater.lineages AS l (pipeline_id, system_identifier, timeline)
+VALUES (%(pipeline)s, %(system)s, %(timeline)s)
+ON CONFLICT (pipeline_id) DO UPDATE SET system_identifier = excluded.system_identifier, timeline = excluded.timeline
+WHERE (l.system_identifier, l.timeline) IS DISTINCT FROM (excluded.system_identifier, excluded.timeline)
+
 -- name: load_metadata
 SELECT table_id, metadata FROM headwater.destination_tables WHERE pipeline_id = %(pipeline)s
 
@@ -84,6 +93,8 @@ SELECT (EXISTS (TABLE metadata) OR EXISTS (TABLE schemas) OR EXISTS (TABLE progr
 -- No history is kept: a rollback must not lead back to a state that relied on the progress deleted here.
 WITH progress AS (
     DELETE FROM headwater.replication_progress WHERE pipeline_id = %(pipeline)s AND worker = 'apply'),
+lineage AS (
+    DELETE FROM headwater.lineages WHERE pipeline_id = %(pipeline)s),
 states AS (
     UPDATE headwater.table_states SET state = %(init)s::jsonb, history = '[]', updated_at = now()
     WHERE pipeline_id = %(pipeline)s AND (state <> %(init)s::jsonb OR history <> '[]'))

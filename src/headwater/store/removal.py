@@ -7,7 +7,11 @@ import psycopg
 from headwater.source.migrate import hold_migrations
 from headwater.source.session import Connection
 
-_TABLES = ("table_states", "table_schemas", "destination_tables", "replication_progress")
+_TABLES = ("table_states", "table_schemas", "destination_tables", "replication_progress", "lineages")
+_PRESENT = """
+SELECT c.relname::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = 'headwater' AND c.relname = ANY (%s) ORDER BY 1
+"""
 _THERE = """
 SELECT true FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = 'headwater' AND c.relname = 'table_states'
@@ -28,24 +32,24 @@ def remove_pipeline(connection: Connection, pipeline_id: int) -> bool:
         hold_migrations(connection)
         if not is_there(connection):
             return False
+        # An older version may have made the store, with fewer tables.
+        tables = [name for (name,) in connection.execute(_PRESENT, (list(_TABLES),))]
         # Nobody records between our look for other pipelines and the drop.
-        connection.execute(
-            f"LOCK TABLE {', '.join(f'headwater.{name}' for name in _TABLES)} IN EXCLUSIVE MODE".encode()
-        )
+        connection.execute(f"LOCK TABLE {', '.join(f'headwater.{name}' for name in tables)} IN EXCLUSIVE MODE".encode())
         left = False
-        for name in _TABLES:
+        for name in tables:
             connection.execute(f"DELETE FROM headwater.{name} WHERE pipeline_id = %s".encode(), (pipeline_id,))
             left = (
                 left or connection.execute(f"SELECT true FROM headwater.{name} LIMIT 1".encode()).fetchone() is not None
             )
-        return not left and _drop_tables(connection)
+        return not left and _drop_tables(connection, tables)
 
 
-def _drop_tables(connection: Connection) -> bool:
+def _drop_tables(connection: Connection, tables: list[str]) -> bool:
     """The tables of the store, and what then is empty. Whatever else lies in the namespace stays, with the namespace."""
     try:
         with connection.transaction():
-            connection.execute(f"DROP TABLE {', '.join(f'headwater.{name}' for name in _TABLES)}".encode())
+            connection.execute(f"DROP TABLE {', '.join(f'headwater.{name}' for name in tables)}".encode())
             connection.execute("DELETE FROM headwater.migrations WHERE component = 'store'")
             if connection.execute("SELECT true FROM headwater.migrations LIMIT 1").fetchone() is None:
                 connection.execute("DROP TABLE headwater.migrations")

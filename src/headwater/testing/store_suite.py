@@ -20,6 +20,7 @@ import pytest
 
 from headwater.contracts.stores import (
     APPLY,
+    Lineage,
     OperationKind,
     PipelineStore,
     TableSchemaRetention,
@@ -195,6 +196,20 @@ class StoreSuite:
         assert store.get_replication_progress(APPLY) == EndLsn(2**33)
         assert store.upsert_replication_progress(APPLY, EndLsn(2**33 + 1)) == EndLsn(2**33 + 1)
         assert store.get_replication_progress(APPLY) == EndLsn(2**33 + 1)
+
+    def test_the_lineage_recorded_last_is_the_one_that_counts_until_a_reset(self, open_store: MakeStore) -> None:
+        store, other = open_store(1), open_store(2)
+        assert store.get_lineage() is None
+        for timeline in (2**32 - 1, 3, 3):
+            store.record_lineage(Lineage("18446744073709551615", timeline))
+        assert store.get_lineage() == Lineage("18446744073709551615", 3)
+        assert other.get_lineage() is None
+        other.record_lineage(Lineage("7", 1))
+        if self.persistent:
+            assert open_store(1).get_lineage() == Lineage("18446744073709551615", 3)
+        store.reset_table_states_for_resync()
+        assert store.get_lineage() is None
+        assert other.get_lineage() == Lineage("7", 1)
 
     def test_each_worker_has_its_own_progress(self, store: PipelineStore) -> None:
         for position, worker in enumerate((APPLY, SYNC_A, SYNC_B), 10):

@@ -228,9 +228,11 @@ class _Decoding:
         lines = np.concatenate([plain, np.array([t.message for t in truncates], np.int64)])
         tables = np.concatenate([relid[plain], np.array([t.table for t in truncates], np.int64)])
         which = np.concatenate([np.full(len(plain), -1), np.arange(len(truncates))])
+        if not len(tables):
+            return  # transactions without a change: messages alone, or what a server before 15 sends for every commit
         order = np.lexsort((lines, tables))
         lines, tables, which = lines[order], tables[order], which[order]
-        bounds = np.flatnonzero(np.r_[True, tables[1:] != tables[:-1], True]) if len(tables) else np.zeros(0, np.int64)
+        bounds = np.flatnonzero(np.r_[True, tables[1:] != tables[:-1], True])
         for start, stop in itertools.pairwise(bounds.tolist()):
             self._table(int(tables[start]), segment, lines[start:stop], which[start:stop], truncates)
 

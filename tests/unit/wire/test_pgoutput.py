@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 from itertools import accumulate
 from pathlib import Path
 
@@ -160,6 +161,14 @@ def test_the_idle_position_stands_only_when_nothing_waits() -> None:
     assert decoder.idle_position is None
     decoder.seal(own_all)
     assert decoder.idle_position == EndLsn(90)
+
+
+@pytest.mark.invariant(9)
+def test_transactions_without_a_change_are_a_position_and_nothing_else() -> None:
+    message = pg.framed(b"M" + struct.pack("!BQ", 1, 40) + b"headwater\0" + struct.pack("!I", 0))
+    changes = decode(pg.begin(40), pg.commit(40, 50), pg.begin(60), message, pg.commit(60, 70))
+    assert changes.tables == {}
+    assert changes.end_lsn == EndLsn(70)
 
 
 @pytest.mark.invariant(3)

@@ -10,6 +10,7 @@ import hashlib
 import os
 import tempfile
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from headwater.destinations.iceberg.watermark import EPOCH, PIPELINE_ID, find_wa
 from headwater.destinations.iceberg.writer import MergeWriter, TableWriter
 from headwater.errors import DestinationError, HeadwaterError, Retry, SchemaError, ValueOutOfRange, WatermarkError
 from headwater.events import EventBatch, Step, TableRows
-from headwater.lsn import CommitLsn
+from headwater.lsn import CommitLsn, EndLsn
 from headwater.schema.table import ReplicatedTableSchema, TableId
 from headwater.spark.frames import FrameSpool
 from headwater.spark.session import is_jvm_lost, translate
@@ -81,6 +82,26 @@ class IcebergDestination(Destination):
     def shutdown(self) -> None:
         self._batches.shutdown(wait=True)
         self._tables.shutdown(wait=True)
+
+    def furthest_position(self, table_ids: Sequence[TableId]) -> EndLsn | None:
+        """Looked up in the lake itself: it is ahead of the store after a crash, or when the store went back."""
+        try:
+            return max(
+                (mark for mark in self._tables.map(self._lake_position, table_ids) if mark is not None), default=None
+            )
+        except Exception as error:
+            raise translate(error) from error
+
+    def _lake_position(self, table_id: TableId) -> EndLsn | None:
+        metadata = self._store.get_destination_table_metadata(table_id)
+        if metadata is None:
+            return None
+        with self._sessions.session(f"look at {metadata.destination_table_id}") as session:
+            table = LakeTable.load(session.spark, metadata.destination_table_id)
+            mark = None if table is None else find_watermark(table.history())
+        recorded = metadata.watermark
+        # Another copy's position says nothing here; that it is another one's is told when a change comes.
+        return mark.position if mark is not None and recorded is not None and mark.epoch == recorded.epoch else None
 
     def drop_table_for_copy(
         self, replicated_table_schema: ReplicatedTableSchema, result: DropTableForCopyResult

@@ -1,0 +1,62 @@
+"""A sign of life in the WAL, at an interval that the user chose: for servers whose keepalives alone do not move a slot.
+
+A transactional message, so that the stream carries a commit of our own: its end is a position to confirm, like that of any
+transaction without a change for us. It makes no lake commit and no store write (invariant 9). Used by the supervising
+thread alone. It never stops a pipeline: what fails is logged and tried again at the next beat.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from headwater.engine.run import Run
+from headwater.errors import HeadwaterError
+from headwater.source.session import Connection, connect, translating
+
+log = logging.getLogger(__name__)
+
+PREFIX = "headwater"
+_NOTICE_SECONDS = 15.0
+
+# Decided by the server at that moment: a standby takes none, and may be promoted while we run.
+_BEAT = "SELECT pg_logical_emit_message(true, %s, '') WHERE NOT pg_is_in_recovery()"
+
+
+class Heartbeat:
+    def __init__(self, run: Run) -> None:
+        milliseconds = run.config.heartbeat_interval_ms
+        self._interval_seconds = None if milliseconds is None else milliseconds / 1000
+        self._run = run
+        self._connection: Connection | None = None
+        self._next = time.monotonic()
+        self._trouble = ""
+
+    def beat_if_due(self) -> None:
+        if self._interval_seconds is None or time.monotonic() < self._next:
+            return
+        try:
+            with translating("sending a heartbeat"):
+                self._open().execute(_BEAT, (PREFIX,))
+            self._trouble = ""
+        except HeadwaterError as error:
+            self.close()
+            if error.message != self._trouble:
+                self._trouble = error.message
+                log.warning("the heartbeat could not be sent, trying again: %s", error)
+        self._next = time.monotonic() + self._interval_seconds
+
+    def _open(self) -> Connection:
+        if self._connection is None or self._connection.closed:
+            name = f"headwater_heartbeat_{self._run.config.id}"
+            self._connection = connect(
+                self._run.settings, application_name=name, tcp_user_timeout_seconds=_NOTICE_SECONDS
+            )
+            # Nobody relies on a beat: it must not wait for a synchronous standby that is away.
+            self._connection.execute("SET synchronous_commit = off")
+        return self._connection
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()

@@ -1,0 +1,210 @@
+"""Slots that cannot go on, each told apart, with each behaviour: a whole pipeline meets them (invariant 10)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from headwater.config.pipeline import InvalidatedSlotBehavior
+from headwater.contracts.stores import APPLY, WorkerType
+from headwater.events import TableRows
+from headwater.lsn import EndLsn
+from headwater.schema.table import TableId
+from headwater.source.slot_errors import OtherServer, SlotInvalidated, SlotMissing
+from headwater.source.slots import apply_slot_name, sync_slot_name
+from headwater.store.memory import MemoryStore
+from headwater.store.postgres import PostgresStore
+from headwater.testing.postgres import PostgresServer
+from headwater.wire.connection import WireConnection
+from tests.conftest import Database
+from tests.integration.mirror import MirrorDestination, running
+
+pytestmark = pytest.mark.invariant(10)
+
+SLOT = apply_slot_name(1)
+RECREATE = InvalidatedSlotBehavior.RECREATE
+LITTLE_WAL = {"max_slot_wal_keep_size": "1MB", "max_wal_size": "32MB", "min_wal_size": "32MB"}
+
+
+@contextmanager
+def shop_on(**settings: str) -> Iterator[Database]:
+    with PostgresServer.start(settings=settings) as server, server.connect() as connection:
+        shop = Database(server, "postgres", connection)
+        make_shop(shop)
+        yield shop
+
+
+def make_shop(shop: Database) -> None:
+    shop.execute("create table orders(id int primary key, counter int)")
+    shop.execute("insert into orders select i, 0 from generate_series(1, 100) i")
+    shop.execute("create publication shop for table orders")
+
+
+@pytest.fixture
+def shop(database: Database) -> Database:
+    make_shop(database)
+    return database
+
+
+def remove_wal(shop: Database) -> None:
+    """More than the server keeps for a slot; what the slot needs is gone then."""
+    for _ in range(4):
+        shop.execute("update orders set counter = counter + 1")
+        shop.execute("select pg_switch_wal()")
+    shop.execute("checkpoint")
+    assert shop.value("select wal_status from pg_replication_slots where slot_name = %s", [SLOT]) == "lost"
+
+
+def test_a_slot_whose_wal_was_removed_is_an_error_and_with_recreate_a_new_copy() -> None:
+    mirror = MirrorDestination()
+    with shop_on(**LITTLE_WAL) as shop:
+        store = PostgresStore(shop.settings, 1)
+        with running(shop, mirror, store) as run:
+            run.wait_states("ready", 1)
+            run.stop()
+        remove_wal(shop)
+        with pytest.raises(SlotInvalidated, match="can no longer serve") as caught, running(shop, mirror, store):
+            pass
+        assert "wal_status=lost" in caught.value.detail
+        assert "Raise max_slot_wal_keep_size" in caught.value.hint
+        with running(shop, mirror, store, invalidated_slot_behavior=RECREATE) as run:
+            run.wait_states("ready", 1)
+            shop.execute("update orders set counter = counter + 1")
+            run.wait_caught_up()
+            run.assert_equal("orders")
+            run.stop()
+        # The new slot is an ordinary one: nothing is copied a third time.
+        with running(shop, mirror, store) as run:
+            shop.execute("update orders set counter = counter + 1")
+            run.wait_caught_up()
+            run.assert_equal("orders")
+    assert mirror.copies == ["orders", "orders"]
+
+
+def test_a_slot_that_vanishes_under_a_running_pipeline_is_told_as_missing(shop: Database) -> None:
+    with running(shop) as run:
+        run.wait_states("ready", 1)
+        drop_under_its_reader(shop)
+        with pytest.raises(SlotMissing, match="does not exist") as caught:
+            run.pipeline.wait(60)
+        assert "headwater resync" in caught.value.hint
+
+
+def drop_under_its_reader(shop: Database) -> None:
+    """In one statement, until it wins against the reader's next attempt."""
+    while shop.value("select count(*) from pg_replication_slots where slot_name = %s", [SLOT]):
+        shop.execute(
+            "select pg_terminate_backend(active_pid, 5000) from pg_replication_slots where slot_name = %s", [SLOT]
+        )
+        shop.execute(
+            "select pg_drop_replication_slot(slot_name) from pg_replication_slots where slot_name = %s and not active",
+            [SLOT],
+        )
+
+
+def test_another_cluster_is_an_error_and_its_lower_positions_count_after_recreate(shop: Database) -> None:
+    mirror, store = MirrorDestination(), MemoryStore()
+    with shop_on() as far_ahead:
+        for _ in range(20):
+            far_ahead.execute("update orders set counter = counter + 1; select pg_switch_wal()")
+        with running(far_ahead, mirror, store) as run:
+            run.wait_states("ready", 1)
+            far_ahead.execute("update orders set counter = counter + 1")
+            run.wait_caught_up()
+            run.stop()
+    stale = store.get_replication_progress(APPLY)
+    assert stale is not None
+    with shop_on() as other:
+        assert EndLsn.parse(other.value("select pg_current_wal_flush_lsn()::text")) < stale
+        with pytest.raises(OtherServer, match="another server") as caught, running(other, mirror, store):
+            pass
+        assert "system identifier" in caught.value.detail
+        # Progress of the old lineage must not hold back the new one: neither the apply worker's nor a table's.
+        (table,) = store.get_table_states()
+        store.upsert_replication_progress(WorkerType(table), stale)
+        with running(other, mirror, store, invalidated_slot_behavior=RECREATE) as run:
+            run.wait_states("ready", 1)
+            other.execute("update orders set counter = counter + 1")
+            run.wait_caught_up()
+            run.assert_equal("orders")
+            run.stop()
+        progress = store.get_replication_progress(APPLY)
+        assert progress is not None
+        assert progress < stale
+    assert mirror.copies == ["orders", "orders"]
+
+
+def test_every_worker_has_a_name_of_its_own_that_the_server_does_not_cut(shop: Database) -> None:
+    longest, begun, release = 2**31 - 1, threading.Event(), threading.Event()
+    mirror = MirrorDestination()
+
+    def block(rows: TableRows) -> None:
+        begun.set()
+        assert release.wait(60)
+
+    mirror.before_copy = block
+    table = shop.value("select 'orders'::regclass::oid::bigint")
+    with running(shop, mirror, id=longest, heartbeat_interval_ms=100) as run:
+        assert begun.wait(60)
+        apply, sync = apply_slot_name(longest), sync_slot_name(longest, TableId(table))
+        workers = {apply, sync, f"headwater_lock_{longest}", f"headwater_heartbeat_{longest}"}
+        run.wait_for(lambda: workers <= {name for (name,) in shop.execute(NAMES, [shop.name])})
+        slots = {name for (name,) in shop.execute("select slot_name from pg_replication_slots")}
+        assert {apply, sync} <= slots
+        release.set()
+        run.wait_states("ready", 1)
+
+
+NAMES = "select application_name from pg_stat_activity where datname = %s"
+
+
+def test_a_slot_that_somebody_still_reads_is_waited_for(shop: Database) -> None:
+    mirror, store = MirrorDestination(), MemoryStore()
+    with running(shop, mirror, store) as run:
+        run.wait_states("ready", 1)
+        run.stop()
+    left = WireConnection.connect(shop.settings, replication=True)
+    left.start_replication(SLOT, EndLsn(0), {"proto_version": "1", "publication_names": "shop"})
+    looked = threading.Event()
+
+    def leave_when_it_was_looked_at() -> None:
+        with shop.connect() as connection:
+            while not looked.wait(0.02):
+                if connection.execute(LOOKED, [shop.name]).fetchone() == (True,):
+                    looked.set()
+        left.close()
+
+    leaving = threading.Thread(target=leave_when_it_was_looked_at)
+    leaving.start()
+    try:
+        with running(shop, mirror, store) as run:
+            assert looked.is_set()
+            shop.execute("update orders set counter = 5")
+            run.wait_caught_up()
+            run.assert_equal("orders")
+    finally:
+        looked.set()
+        leaving.join()
+    assert mirror.copies == ["orders"]
+
+
+LOOKED = """
+select exists (select from pg_stat_activity where datname = %s and application_name = 'headwater_1'
+               and query like '%%wal_flush_lsn%%')
+"""
+
+
+def test_a_slot_lost_under_a_running_pipeline_leads_to_a_new_copy_where_that_was_chosen(shop: Database) -> None:
+    with running(shop, invalidated_slot_behavior=RECREATE) as run:
+        run.wait_states("ready", 1)
+        drop_under_its_reader(shop)
+        run.wait_for(lambda: run.mirror.copies == ["orders", "orders"])
+        run.wait_states("ready", 1)
+        shop.execute("update orders set counter = 5")
+        run.wait_caught_up()
+        run.assert_equal("orders")
+        run.stop()
+        assert run.mirror.shutdowns == 1

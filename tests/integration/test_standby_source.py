@@ -1,0 +1,239 @@
+"""A standby as the source: copied and followed there, while the store is on the primary (Postgres 16 and later)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from headwater.config import PgConnectionConfig
+from headwater.errors import PreflightError, StoreError
+from headwater.source.slot_errors import SlotInvalidated
+from headwater.source.slots import apply_slot_name
+from headwater.store.postgres import PostgresStore
+from headwater.testing.compare import confirmed_position, flush_position
+from headwater.testing.postgres import PostgresServer
+from headwater.testing.standby import log_standby_snapshot, promote, standby_of, wait_replayed
+from tests.conftest import Database
+from tests.integration.mirror import MirrorDestination, Running, running
+
+SLOT = apply_slot_name(1)
+VERSIONS = [pytest.param(16, marks=pytest.mark.versions), 18]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    primary: Database
+    standby: Database
+
+    @property
+    def store(self) -> PostgresStore:
+        return PostgresStore(self.primary.settings, 1)
+
+    @property
+    def store_connection(self) -> PgConnectionConfig:
+        at = self.primary.settings
+        return PgConnectionConfig(
+            host=at.host, port=at.port, name=at.database, username=at.username, password=at.password
+        )
+
+    def wait_caught_up(self, run: Running, timeout: float = 60.0) -> None:
+        """Until the standby's slot has confirmed what the primary has flushed by now."""
+        position = flush_position(self.primary.connection)
+        run.wait_for(lambda: confirmed_position(self.standby.connection, SLOT) >= position, timeout)
+
+    def assert_equal(self, run: Running) -> None:
+        wait_replayed(self.primary.server, self.standby.server)
+        run.assert_equal("orders", "items")
+
+    @contextmanager
+    def running(self, mirror: MirrorDestination, **settings: Any) -> Iterator[Running]:
+        settings = {"store_pg_connection": self.store_connection, **settings}
+        with running(self.standby, mirror, self.store, **settings) as run:
+            yield run
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """The primary logs its running transactions often, as a busy one does every 15 s: slots wait for that."""
+        stop = threading.Event()
+
+        def log() -> None:
+            while not stop.wait(0.1):
+                log_standby_snapshot(self.primary.server)
+
+        thread = threading.Thread(target=log)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+
+
+@contextmanager
+def pair(version: int, **standby_settings: str) -> Iterator[Pair]:
+    with PostgresServer.start(version=version) as primary, primary.connect() as above:
+        shop = Database(primary, "postgres", above)
+        for table in ("orders", "items"):
+            shop.execute(f"create table {table}(id int primary key, counter int)")
+            shop.execute(f"insert into {table} select i, 0 from generate_series(1, 1000) i")
+        shop.execute("create publication shop for table orders, items")
+        with standby_of(primary, settings=standby_settings) as standby, standby.connect() as below:
+            yield Pair(shop, Database(standby, "postgres", below))
+
+
+@contextmanager
+def writing(shop: Database) -> Iterator[None]:
+    stop = threading.Event()
+
+    def write() -> None:
+        number = 0
+        with shop.connect() as connection:
+            while not stop.is_set():
+                number += 1
+                table = ("orders", "items")[number % 2]
+                connection.execute(f"update {table} set counter = counter + 1 where id % 97 = {number % 97}".encode())
+                connection.execute(f"insert into {table} values ({10_000 + number}, {number})".encode())
+                connection.execute(f"delete from {table} where id = {10_000 + number - 20}".encode())
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_standby_is_copied_followed_and_taken_up_again(version: int) -> None:
+    mirror = MirrorDestination()
+    with pair(version) as both:
+        with both.busy(), writing(both.primary), both.running(mirror) as run:
+            run.wait_states("ready", 2)
+            seen = len(run.mirror.batches)
+            run.wait_for(lambda: len(run.mirror.batches) > seen + 5)
+            run.stop()
+        assert both.primary.execute("select slot_name from pg_replication_slots where slot_type = 'logical'") == []
+        both.primary.execute("update orders set counter = -1 where id <= 10; delete from items where id <= 10")
+        with both.running(mirror) as run:
+            both.wait_caught_up(run)
+            both.assert_equal(run)
+            run.stop()
+    assert sorted(mirror.copies) == ["items", "orders"]
+
+
+@pytest.mark.invariant(10)
+@pytest.mark.parametrize("version", [pytest.param(16, marks=[pytest.mark.versions, pytest.mark.slow]), 18])
+def test_a_standby_that_is_promoted_while_it_is_followed_goes_on(version: int) -> None:
+    mirror = MirrorDestination()
+    with pair(version) as both, PostgresServer.start(version=version) as elsewhere:
+        # A store of its own: the primary is lost.
+        store = PostgresStore(elsewhere.settings(), 1)
+        at = elsewhere.settings()
+        connection = PgConnectionConfig(
+            host=at.host, port=at.port, name=at.database, username=at.username, password=at.password
+        )
+        promoted = both.standby
+        with both.busy(), running(promoted, mirror, store, store_pg_connection=connection) as run:
+            run.wait_states("ready", 2)
+            both.primary.execute("update orders set counter = 1")
+            both.wait_caught_up(run)
+            wait_replayed(both.primary.server, promoted.server)
+        with running(promoted, mirror, store, store_pg_connection=connection) as run:
+            both.primary.server.stop("immediate")
+            promote(promoted.server)
+            promoted.execute("update orders set counter = 2; update items set counter = 2")
+            run.wait_caught_up()
+            run.assert_equal("orders", "items")
+            run.stop()
+        lineage = store.get_lineage()
+        assert lineage is not None
+        assert lineage.timeline == 2
+        # Idle positions of the new timeline were confirmed, and some were recorded: the next start takes them as its own.
+        with running(promoted, mirror, store, store_pg_connection=connection) as run:
+            promoted.execute("update orders set counter = 3")
+            run.wait_caught_up()
+            run.assert_equal("orders", "items")
+    assert sorted(mirror.copies) == ["items", "orders"]
+
+
+@pytest.mark.invariant(10)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_slot_that_recovery_made_useless_is_told_with_what_to_set(version: int) -> None:
+    mirror = MirrorDestination()
+    with pair(version, hot_standby_feedback="off", max_standby_streaming_delay="0") as both:
+        with both.busy(), both.running(mirror) as run:
+            run.wait_states("ready", 2)
+            run.stop()
+        # Rows of the catalog that decoding would need are removed on the primary, and replay removes them on the standby.
+        for statement in ("create table doomed(id int)", "drop table doomed", "vacuum pg_class"):
+            both.primary.execute(statement)
+        both.primary.execute("insert into orders values (5000, 1)")
+        wait_replayed(both.primary.server, both.standby.server)
+        with pytest.raises(SlotInvalidated) as caught, both.running(mirror):
+            pass
+        assert "hot_standby_feedback" in caught.value.hint
+
+
+def test_for_what_a_slot_on_a_standby_waits_is_said_with_the_command_that_helps(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    said, ready = threading.Event(), threading.Event()
+    with pair(18) as both, both.primary.connect() as open_transaction, both.busy():
+        # As long as this is open, nothing that the primary logs is enough.
+        open_transaction.execute("begin; insert into orders values (5000, 1)")
+
+        def end_it_when_it_was_said() -> None:
+            while not ready.wait(0.05):
+                if "pg_log_standby_snapshot" in caplog.text:
+                    said.set()
+                    open_transaction.execute("commit")
+                    return
+
+        with caplog.at_level(logging.WARNING):
+            helper = threading.Thread(target=end_it_when_it_was_said)
+            helper.start()
+            try:
+                with both.running(MirrorDestination()) as run:
+                    run.wait_states("ready", 2)
+                    both.wait_caught_up(run)
+                    both.assert_equal(run)
+            finally:
+                ready.set()
+                helper.join()
+    assert said.is_set()
+
+
+def test_a_standby_cannot_hold_the_store_nor_a_failover_slot() -> None:
+    with pair(18, hot_standby_feedback="off") as both:
+        with pytest.raises(PreflightError) as caught, running(both.standby):
+            pass
+        assert "store_pg_connection" in caught.value.hint
+        assert "primary may remove what the slot on this standby needs" in caught.value.detail
+        with (
+            pytest.raises(PreflightError, match="not ready") as caught,
+            both.running(MirrorDestination(), failover_slot=True, heartbeat_interval_ms=1000),
+        ):
+            pass
+        assert "cannot be a failover slot" in caught.value.detail
+        assert "no heartbeat is sent" in caught.value.detail
+        store = PostgresStore(both.standby.settings, 1)
+        with pytest.raises(StoreError, match="in a standby") as refused:
+            store.start()
+        store.close()
+        assert "store_pg_connection" in refused.value.hint
+
+
+@pytest.mark.versions
+def test_a_standby_before_16_is_refused_with_a_hint() -> None:
+    with pair(15) as both:
+        with pytest.raises(PreflightError) as caught, both.running(MirrorDestination()):
+            pass
+        assert "that needs 16" in caught.value.detail
+        assert "primary" in caught.value.hint
