@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +13,7 @@ from headwater.schema.table import TableName
 from headwater.source.slots import apply_slot_name
 from headwater.testing.compare import compare_table, confirmed_position, flush_position, wait_until
 from headwater.testing.lake_rows import open_lake
+from tests.commands import HEADWATER, write_settings
 from tests.conftest import Database
 
 PIPELINE_ID = 1
@@ -27,44 +26,17 @@ class Driver:
         self.database = database
         self.warehouse = directory / "lake"
         self._log = directory / "output.txt"
-        self._settings = directory / "pipeline.toml"
+        self.settings_file = write_settings(database, directory, id=PIPELINE_ID, publication=publication, extra=extra)
         self._process: subprocess.Popen[bytes] | None = None
-        settings = database.settings
-        password = settings.password.reveal() if settings.password is not None else ""
-        self._environment = {**os.environ, "DRIVER_PASSWORD": password}
-        self._settings.write_text(
-            f"""
-id = {PIPELINE_ID}
-publication_name = {json.dumps(publication)}
-
-[pg_connection]
-host = {json.dumps(settings.host)}
-port = {settings.port}
-name = {json.dumps(settings.database)}
-username = {json.dumps(settings.username)}
-password = {{ env = "DRIVER_PASSWORD" }}
-
-[destination]
-type = "iceberg"
-warehouse = {json.dumps(str(self.warehouse))}
-
-[store]
-type = "postgres"
-
-[spark]
-master = "local[2]"
-{extra}
-"""
-        )
 
     @property
     def output(self) -> str:
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "headwater.cli.main", "run", "-v", str(self._settings)]
+        command = [*HEADWATER, "run", "-v", str(self.settings_file)]
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log, env=self._environment)
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
         """Ask it to stop; its exit status."""

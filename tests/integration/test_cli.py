@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,20 +13,8 @@ import pytest
 from headwater.schema.table import TableName
 from headwater.testing.compare import compare_table, confirmed_position, flush_position, wait_until
 from headwater.testing.lake_rows import open_lake
-
-HEADWATER = [sys.executable, "-m", "headwater.cli.main"]
-
-
-def settings_file(database, directory: Path, pipeline_id: int) -> Path:  # type: ignore[no-untyped-def]
-    settings = database.settings
-    (directory / "password").write_text(settings.password.reveal())
-    file = directory / "pipeline.toml"
-    file.write_text(
-        f'id = {pipeline_id}\npublication_name = "p"\n[pg_connection]\nhost = "{settings.host}"\nport = {settings.port}\n'
-        f'name = "{settings.database}"\nusername = "{settings.username}"\npassword = {{ file = "password" }}\n'
-        '[destination]\nwarehouse = "lake"\n'
-    )
-    return file
+from tests.commands import HEADWATER, headwater, write_settings
+from tests.conftest import Database
 
 
 def test_wrong_settings_end_with_status_2_and_every_mistake(tmp_path: Path) -> None:
@@ -56,10 +43,10 @@ def test_a_source_out_of_reach_ends_with_status_1_and_without_the_password(tmp_p
     assert "Traceback" not in done.stderr
 
 
-def test_run_follows_until_a_signal_and_stops_in_order(database, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_run_follows_until_a_signal_and_stops_in_order(database: Database, tmp_path: Path) -> None:
     database.execute("create table t (id int primary key, v text); create publication p for table t")
     database.execute("insert into t select i, 'row ' || i from generate_series(1, 1000) i")
-    file = settings_file(database, tmp_path, 71)
+    file = write_settings(database, tmp_path, id=71, publication="p")
     with (tmp_path / "output").open("w+") as output:
         process = subprocess.Popen([*HEADWATER, "run", str(file)], stdout=output, stderr=subprocess.STDOUT)
         try:
@@ -88,23 +75,15 @@ def test_run_follows_until_a_signal_and_stops_in_order(database, tmp_path: Path)
     compare_table(database.connection, TableName("public", "t"), open_lake(tmp_path / "lake")).assert_equal()
 
 
-def test_resync_puts_states_back_and_makes_a_new_slot(database, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_resync_puts_states_back_and_makes_a_new_slot(database: Database, tmp_path: Path) -> None:
     database.execute("create table t (id int primary key); create table u (id int primary key)")
     database.execute("create publication p for table t, u")
-    file = settings_file(database, tmp_path, 72)
-    with_store = subprocess.run(
-        [*HEADWATER, "resync", str(file), "public.t"], capture_output=True, text=True, timeout=60
-    )
-    assert with_store.returncode == 0, with_store.stderr
-    assert with_store.stdout.startswith("1 table is copied again")
-    wrong = subprocess.run([*HEADWATER, "resync", str(file), "public.x"], capture_output=True, text=True, timeout=60)
-    assert wrong.returncode == 1
-    assert "it has public.t, public.u" in wrong.stderr
-    everything = subprocess.run([*HEADWATER, "resync", str(file), "--all"], capture_output=True, text=True, timeout=60)
-    assert everything.returncode == 0, everything.stderr
+    file = write_settings(database, tmp_path, id=72, publication="p")
+    assert headwater("resync", file, "public.t").startswith("1 table is copied again")
+    assert "it has public.t, public.u" in headwater("resync", file, "public.x", status=1)
+    headwater("resync", file, "--all")
     assert confirmed_position(database.connection, "headwater_apply_72") > 0
-    neither = subprocess.run([*HEADWATER, "resync", str(file)], capture_output=True, text=True, timeout=60)
-    assert neither.returncode == 2
+    headwater("resync", file, status=2)
 
 
 @pytest.mark.slow

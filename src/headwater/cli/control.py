@@ -6,6 +6,7 @@ somebody else has recorded as the wish for a new copy, so setting one needs no l
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from headwater.source.session import Connection, connect
 from headwater.store.from_settings import postgres_store
 from headwater.store.postgres import PostgresStore
 from headwater.wire.settings import ConnectSettings
+
+_NAMES_SHOWN = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +60,26 @@ class Controlled:
         return {str(table.name): table.id for table in tables}
 
     def unknown(self, tables: list[str], known: dict[str, TableId]) -> SourceError:
+        """Names that the publication does not have, with those they may have been meant to be."""
+        names = sorted(known)
+        more = len(names) - _NAMES_SHOWN
+        listed = ", ".join(names[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+        near = dict.fromkeys(name for table in tables for name in _nearest(table, names))
+        meant = f"Did you mean {' or '.join(near)}? " if near else ""
         return SourceError(
             f'publication "{self.config.publication_name}" has no table {", ".join(tables)}',
-            detail=f"it has {', '.join(sorted(known)) or 'none'}",
-            hint="Write tables as namespace.name.",
+            detail=f"it has {listed or 'none'}",
+            hint=f"{meant}Tables are written namespace.name, without quotes; "
+            f"to list them: headwater tables {self.settings_file}",
         )
+
+
+def _nearest(table: str, names: list[str]) -> list[str]:
+    """By the table's own name: the namespace is often the same for all, or was left out."""
+    own: dict[str, list[str]] = {}
+    for name in names:
+        own.setdefault(name.partition(".")[2], []).append(name)
+    return [name for near in difflib.get_close_matches(table.rpartition(".")[2], own, n=1) for name in own[near]]
 
 
 def settings_of(settings_file: Path) -> Settings:
