@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from headwater.schema.table import TableName
 from headwater.source.slots import apply_slot_name
@@ -22,8 +23,11 @@ PIPELINE_ID = 1
 class Driver:
     """One pipeline of a test's database. Its output is in `output`, for the message of a failed assertion."""
 
-    def __init__(self, database: Database, directory: Path, publication: str = "shop", extra: str = "") -> None:
+    def __init__(
+        self, database: Database, directory: Path, publication: str = "shop", extra: str = "", verbose: bool = True
+    ) -> None:
         self.database = database
+        self._verbose = verbose
         self.warehouse = directory / "lake"
         self._log = directory / "output.txt"
         self.settings_file = write_settings(database, directory, id=PIPELINE_ID, publication=publication, extra=extra)
@@ -34,7 +38,7 @@ class Driver:
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
     def start(self) -> None:
-        command = [*HEADWATER, "run", "-v", str(self.settings_file)]
+        command = [*HEADWATER, "run", *(["-v"] if self._verbose else []), str(self.settings_file)]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
 
@@ -59,8 +63,19 @@ class Driver:
         self.wait()
 
     def kill_jvm(self) -> None:
+        os.kill(self.jvm(), signal.SIGKILL)
+
+    def jvm(self) -> int:
+        """The process id of its JVM."""
         assert self._process is not None
-        os.kill(self._jvm(self._process.pid), signal.SIGKILL)
+        return self._jvm(self._process.pid)
+
+    def signal(self, which: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(which)
+
+    def wait_said(self, text: str, timeout: float = 60.0) -> None:
+        wait_until(lambda: text in self.output, timeout, what=f"{text!r} in the output", still_good=self.still_running)
 
     def end(self) -> None:
         if self._process is not None:
@@ -96,6 +111,18 @@ class Driver:
             still_good=self.still_running,
         )
 
+    def wait_received(self, timeout: float = 60.0) -> None:
+        """Wait until everything committed by now has reached the process, whatever it has done with it."""
+        position = flush_position(self.database.connection)
+        received = """select coalesce(max(write_lsn - '0/0'::pg_lsn), 0) from pg_stat_replication
+                      join pg_replication_slots on active_pid = pid where slot_name = %s"""
+        wait_until(
+            lambda: self.database.value(received, [apply_slot_name(PIPELINE_ID)]) >= position,
+            timeout,
+            what="the changes to be received",
+            still_good=self.still_running,
+        )
+
     def assert_equal(self, *tables: str) -> None:
         lake = open_lake(self.warehouse)
         for table in tables:
@@ -113,7 +140,7 @@ class Driver:
 
 
 @contextmanager
-def driver(database: Database, directory: Path, **arguments: str) -> Iterator[Driver]:
+def driver(database: Database, directory: Path, **arguments: Any) -> Iterator[Driver]:
     running = Driver(database, directory, **arguments)
     try:
         yield running

@@ -116,13 +116,12 @@ def config(database: Database, publication: str = "shop", id: int = 1, **setting
     )
 
 
-class Running:
+class Watched:
     """A pipeline under test, and what to wait for."""
 
-    def __init__(self, database: Database, pipeline: Pipeline, mirror: MirrorDestination) -> None:
+    def __init__(self, database: Database, pipeline: Pipeline) -> None:
         self.database = database
         self.pipeline = pipeline
-        self.mirror = mirror
 
     def wait_states(self, state: str, count: int, timeout: float = 60.0) -> None:
         def reached() -> bool:
@@ -152,14 +151,43 @@ class Running:
             self.pipeline.progress.wait_for(lambda _: condition(), 0.05)
         return condition()
 
+    def stop(self) -> None:
+        self.pipeline.shutdown()
+        assert self.pipeline.wait(30)
+
+
+class Running(Watched):
+    """A pipeline into a mirror in memory."""
+
+    def __init__(self, database: Database, pipeline: Pipeline, mirror: MirrorDestination) -> None:
+        super().__init__(database, pipeline)
+        self.mirror = mirror
+
     def assert_equal(self, *tables: str) -> None:
         for table in tables:
             rows = {row[0]: row for row in self.database.execute(f'select * from "{table}"')}
             assert self.mirror.tables[table] == rows
 
-    def stop(self) -> None:
-        self.pipeline.shutdown()
-        assert self.pipeline.wait(30)
+
+@contextmanager
+def started(pipeline: Pipeline) -> Iterator[None]:
+    pipeline.start()
+    try:
+        yield
+    finally:
+        pipeline.shutdown()
+        with suppress(HeadwaterError):  # what the test expects, or has met already
+            pipeline.wait(30)
+
+
+@contextmanager
+def watched(
+    database: Database, config: PipelineConfig, store: PipelineStore, destination: Destination, **more: Any
+) -> Iterator[Watched]:
+    """Any destination under a pipeline, until the block ends."""
+    pipeline = Pipeline(config, store, destination, **more)
+    with started(pipeline):
+        yield Watched(database, pipeline)
 
 
 @contextmanager
@@ -172,10 +200,5 @@ def running(
     mirror = mirror if mirror is not None else MirrorDestination()
     store = store if store is not None else MemoryStore()
     pipeline = Pipeline(config(database, **settings), store, mirror)
-    pipeline.start()
-    try:
+    with started(pipeline):
         yield Running(database, pipeline, mirror)
-    finally:
-        pipeline.shutdown()
-        with suppress(HeadwaterError):  # what the test expects, or has met already
-            pipeline.wait(30)
