@@ -32,6 +32,7 @@ class MirrorDestination(Destination):
         self.shutdowns = 0
         self.before_copy: Callable[[TableRows], None] = lambda rows: None
         self.during_copy: Callable[[TableRows], None] = lambda rows: None
+        self.after_copy: Callable[[TableRows], None] = lambda rows: None
         self.before_events: Callable[[EventBatch], None] = lambda batch: None
         self._lock = threading.Lock()
 
@@ -66,6 +67,7 @@ class MirrorDestination(Destination):
             self.tables[name] = rows
             self.watermarks[name] = (table_rows.start_lsn.value, -1)
             self.copies.append(name)
+        self.after_copy(table_rows)
         result.done()
 
     def write_events(self, events: EventBatch, result: WriteEventsResult) -> None:
