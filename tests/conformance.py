@@ -24,7 +24,9 @@ _INTRODUCTION = """\
 # What is promised, and the test that keeps it
 
 Made from the tests and `tests/promises.toml` by `python -m tests.conformance docs/conformance.md`; a test fails when it is
-stale. What no test shows yet says so."""
+stale. What no test shows yet says so.
+
+The tests of a promise are found by its sentence, or a part of it: `pytest tests/integration -k second_start_is_refused`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,20 @@ def page() -> str:
             *_promise_lines(promises["promise"], tests),
         ]
     )
+
+
+def sentences() -> dict[str, set[str]]:
+    """For each test that a promise names, the promises' lines as one word each, so that `pytest -k` finds it by them."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for entry in tomllib.loads(PROMISES.read_text(encoding="utf-8"))["promise"]:
+        for reference in entry.get("tests", ()):
+            found[reference].add(word(entry["line"]))
+    return found
+
+
+def word(sentence: str) -> str:
+    """`a second start is refused` as `a_second_start_is_refused`."""
+    return re.sub(r"\W+", "_", sentence.lower()).strip("_")
 
 
 def _invariant_lines(invariants: list[dict[str, Any]], tests: list[Test]) -> Iterator[str]:

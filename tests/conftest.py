@@ -12,9 +12,17 @@ from psycopg import sql
 
 from headwater.testing.postgres import PostgresServer
 from headwater.wire.settings import ConnectSettings
+from tests.conformance import sentences
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test answers to the sentences of the promises it keeps, too."""
+    promised = sentences()
+    for item in items:
+        item.extra_keyword_matches.update(promised.get(item.nodeid.partition("[")[0], ()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,8 @@ somebody else has recorded as the wish for a new copy, so setting one needs no l
 from __future__ import annotations
 
 import difflib
+import shlex
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,7 +46,7 @@ class Controlled:
         """When what was asked for happens."""
         if self.is_running:
             return "now; the pipeline is running"
-        return f"when the pipeline is run: headwater run {self.settings_file}"
+        return f"when the pipeline is run: {self.command('run')}"
 
     def load(self) -> bool:
         """Read the states into the store's cache; False if there are none, because the pipeline was never started."""
@@ -56,8 +58,14 @@ class Controlled:
         return True
 
     def published(self) -> dict[str, TableId]:
+        """Tables by the name a person writes: namespace.name, or both quoted where dots make one name of two tables."""
         tables = published_tables(self.connection, self.config.publication_name)
-        return {str(table.name): table.id for table in tables}
+        count = Counter(str(table.name) for table in tables)
+        return {table.name.quoted if count[str(table.name)] > 1 else str(table.name): table.id for table in tables}
+
+    def command(self, name: str, *tables: str) -> str:
+        """One of our commands, as a shell takes it."""
+        return shlex.join(["headwater", name, str(self.settings_file), *tables])
 
     def unknown(self, tables: list[str], known: dict[str, TableId]) -> SourceError:
         """Names that the publication does not have, with those they may have been meant to be."""
@@ -69,8 +77,7 @@ class Controlled:
         return SourceError(
             f'publication "{self.config.publication_name}" has no table {", ".join(tables)}',
             detail=f"it has {listed or 'none'}",
-            hint=f"{meant}Tables are written namespace.name, without quotes; "
-            f"to list them: headwater tables {self.settings_file}",
+            hint=f"{meant}Tables are written namespace.name, without quotes; to list them: {self.command('tables')}",
         )
 
 

@@ -50,6 +50,9 @@ def tables(settings_file: Path) -> None:
         loaded = pipeline.load()
         lines = _lines(pipeline)
         summary = _summary(pipeline, loaded)
+        stopped = [line.name for line in lines if line.state.phase is Phase.ERRORED]
+        if stopped:
+            summary.append(f"once the cause is mended: {pipeline.command('rollback', stopped[0])}")
     console = Console()
     if console.is_terminal:
         _show(console, lines)
@@ -61,9 +64,6 @@ def tables(settings_file: Path) -> None:
                 click.echo(f"  {part}")
     for text in summary:
         click.echo(text)
-    stopped = [line.name for line in lines if line.state.phase is Phase.ERRORED]
-    if stopped:
-        click.echo(f"once the cause is mended: headwater rollback {settings_file} {stopped[0]}")
 
 
 def _lines(pipeline: Controlled) -> list[TableLine]:

@@ -1,7 +1,7 @@
 """Fault points: a process that dies, as by a power cut, at the moment a table comes to a state.
 
-For a pipeline in a process of its own. It kills that process with SIGKILL: nothing is flushed, closed or rolled back by us. What a
-new run makes of the rest is what the tests look at.
+For a pipeline in a process of its own, which is killed by SIGKILL: nothing is flushed, closed or rolled back by us. What a new
+run makes of the rest is what the tests look at.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def shop(database: Database) -> Database:
 def killed(shop: Database, directory: Path, phase: Phase, moment: Moment) -> None:
     """Run until the fault point, and make sure that it was what ended the process."""
     file, table = write_settings(shop, directory), shop.value("select 'orders'::regclass::oid::int")
-    command = [sys.executable, "-m", "tests.crash.engine_process", file, directory / "mirror.db"]
+    command = [sys.executable, "-m", "tests.integration.engine_process", file, directory / "mirror.db"]
     with (directory / "output.txt").open("w+") as output:
         process = subprocess.Popen(
             [*map(str, command), str(table), phase.value, moment.value], stdout=output, stderr=output

@@ -1,6 +1,6 @@
 """A pipeline without Spark in a process of its own, into a file, with a point to die at.
 
-python -m tests.crash.engine_process pipeline.toml mirror.db TABLE_OID PHASE MOMENT
+python -m tests.integration.engine_process pipeline.toml mirror.db TABLE_OID PHASE MOMENT
 """
 
 from __future__ import annotations
