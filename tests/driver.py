@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from headwater.schema.table import TableName
 from headwater.source.slots import apply_slot_name
 from headwater.testing.compare import compare_table, confirmed_position, flush_position, wait_until
 from headwater.testing.lake_rows import open_lake
+from tests.commands import HEADWATER, write_settings
 from tests.conftest import Database
 
 PIPELINE_ID = 1
@@ -23,48 +23,24 @@ PIPELINE_ID = 1
 class Driver:
     """One pipeline of a test's database. Its output is in `output`, for the message of a failed assertion."""
 
-    def __init__(self, database: Database, directory: Path, publication: str = "shop", extra: str = "") -> None:
+    def __init__(
+        self, database: Database, directory: Path, publication: str = "shop", extra: str = "", verbose: bool = True
+    ) -> None:
         self.database = database
+        self._verbose = verbose
         self.warehouse = directory / "lake"
         self._log = directory / "output.txt"
-        self.settings_file = directory / "pipeline.toml"
+        self.settings_file = write_settings(database, directory, id=PIPELINE_ID, publication=publication, extra=extra)
         self._process: subprocess.Popen[bytes] | None = None
-        settings = database.settings
-        password = settings.password.reveal() if settings.password is not None else ""
-        self.environment = {**os.environ, "DRIVER_PASSWORD": password}
-        self.settings_file.write_text(
-            f"""
-id = {PIPELINE_ID}
-publication_name = {json.dumps(publication)}
-
-[pg_connection]
-host = {json.dumps(settings.host)}
-port = {settings.port}
-name = {json.dumps(settings.database)}
-username = {json.dumps(settings.username)}
-password = {{ env = "DRIVER_PASSWORD" }}
-
-[destination]
-type = "iceberg"
-warehouse = {json.dumps(str(self.warehouse))}
-
-[store]
-type = "postgres"
-
-[spark]
-master = "local[2]"
-{extra}
-"""
-        )
 
     @property
     def output(self) -> str:
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "headwater.cli.main", "run", "-v", str(self.settings_file)]
+        command = [*HEADWATER, "run", *(["-v"] if self._verbose else []), str(self.settings_file)]
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log, env=self.environment)
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
         """Ask it to stop; its exit status."""
@@ -91,13 +67,20 @@ master = "local[2]"
         assert self._process is not None
         return self._process.pid
 
-    @property
-    def jvm(self) -> int:
-        """The process id of its Spark's JVM."""
-        return self._jvm(self.pid)
-
     def kill_jvm(self) -> None:
-        os.kill(self.jvm, signal.SIGKILL)
+        os.kill(self.jvm(), signal.SIGKILL)
+
+    def jvm(self) -> int:
+        """The process id of its JVM."""
+        assert self._process is not None
+        return self._jvm(self._process.pid)
+
+    def signal(self, which: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(which)
+
+    def wait_said(self, text: str, timeout: float = 60.0) -> None:
+        wait_until(lambda: text in self.output, timeout, what=f"{text!r} in the output", still_good=self.still_running)
 
     def end(self) -> None:
         if self._process is not None:
@@ -133,6 +116,18 @@ master = "local[2]"
             still_good=self.still_running,
         )
 
+    def wait_received(self, timeout: float = 60.0) -> None:
+        """Wait until everything committed by now has reached the process, whatever it has done with it."""
+        position = flush_position(self.database.connection)
+        received = """select coalesce(max(write_lsn - '0/0'::pg_lsn), 0) from pg_stat_replication
+                      join pg_replication_slots on active_pid = pid where slot_name = %s"""
+        wait_until(
+            lambda: self.database.value(received, [apply_slot_name(PIPELINE_ID)]) >= position,
+            timeout,
+            what="the changes to be received",
+            still_good=self.still_running,
+        )
+
     def assert_equal(self, *tables: str) -> None:
         lake = open_lake(self.warehouse)
         for table in tables:
@@ -150,7 +145,7 @@ master = "local[2]"
 
 
 @contextmanager
-def driver(database: Database, directory: Path, **arguments: str) -> Iterator[Driver]:
+def driver(database: Database, directory: Path, **arguments: Any) -> Iterator[Driver]:
     running = Driver(database, directory, **arguments)
     try:
         yield running

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import psycopg
@@ -13,6 +11,7 @@ import pytest
 from headwater.testing.compare import wait_until
 from tests.conftest import Database
 from tests.driver import driver
+from tests.writer import writing_by
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(900)]
 
@@ -35,31 +34,9 @@ def shop(database: Database) -> Database:
     return database
 
 
-@contextmanager
-def writing(database: Database) -> Iterator[None]:
-    """A writer that counts up, moves keys, deletes and inserts until the context ends."""
-    stop = threading.Event()
-    failure: list[BaseException] = []
-
-    def write() -> None:
-        try:
-            with database.connect() as connection:
-                turn = 0
-                # At a steady pace: a writer without one takes the core that the pipeline needs.
-                while not stop.wait(0.005):
-                    turn += 1
-                    _change(connection, turn)
-        except BaseException as error:
-            failure.append(error)
-
-    thread = threading.Thread(target=write, name="writer")
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-    assert not failure, failure
+def writing(database: Database) -> AbstractContextManager[None]:
+    """A writer that counts up, moves keys, deletes and inserts, at a steady pace."""
+    return writing_by(database, _change, pace_seconds=0.005)
 
 
 def _change(connection: psycopg.Connection[tuple[object, ...]], turn: int) -> None:

@@ -34,6 +34,7 @@ class MirrorDestination(Destination):
         self.shutdowns = 0
         self.before_copy: Callable[[TableRows], None] = lambda rows: None
         self.during_copy: Callable[[TableRows], None] = lambda rows: None
+        self.after_copy: Callable[[TableRows], None] = lambda rows: None
         self.before_events: Callable[[EventBatch], None] = lambda batch: None
         self._lock = threading.Lock()
 
@@ -74,6 +75,7 @@ class MirrorDestination(Destination):
             self.watermarks[name] = (table_rows.start_lsn.value, -1)
             self.copies.append(name)
             self._names[replicated_table_schema.id] = name
+        self.after_copy(table_rows)
         result.done()
 
     def write_events(self, events: EventBatch, result: WriteEventsResult) -> None:
@@ -124,13 +126,12 @@ def config(database: Database, publication: str = "shop", id: int = 1, **setting
     return PipelineConfig(id=id, publication_name=publication, **{**defaults, **settings})
 
 
-class Running:
+class Watched:
     """A pipeline under test, and what to wait for."""
 
-    def __init__(self, database: Database, pipeline: Pipeline, mirror: MirrorDestination) -> None:
+    def __init__(self, database: Database, pipeline: Pipeline) -> None:
         self.database = database
         self.pipeline = pipeline
-        self.mirror = mirror
 
     def wait_states(self, state: str, count: int, timeout: float = 60.0) -> None:
         def reached() -> bool:
@@ -160,14 +161,43 @@ class Running:
             self.pipeline.progress.wait_for(lambda _: condition(), 0.05)
         return condition()
 
+    def stop(self) -> None:
+        self.pipeline.shutdown()
+        assert self.pipeline.wait(30)
+
+
+class Running(Watched):
+    """A pipeline into a mirror in memory."""
+
+    def __init__(self, database: Database, pipeline: Pipeline, mirror: MirrorDestination) -> None:
+        super().__init__(database, pipeline)
+        self.mirror = mirror
+
     def assert_equal(self, *tables: str) -> None:
         for table in tables:
             rows = {row[0]: row for row in self.database.execute(f'select * from "{table}"')}
             assert self.mirror.tables[table] == rows
 
-    def stop(self) -> None:
-        self.pipeline.shutdown()
-        assert self.pipeline.wait(30)
+
+@contextmanager
+def started(pipeline: Pipeline) -> Iterator[None]:
+    pipeline.start()
+    try:
+        yield
+    finally:
+        pipeline.shutdown()
+        with suppress(HeadwaterError):  # what the test expects, or has met already
+            pipeline.wait(30)
+
+
+@contextmanager
+def watched(
+    database: Database, config: PipelineConfig, store: PipelineStore, destination: Destination, **more: Any
+) -> Iterator[Watched]:
+    """Any destination under a pipeline, until the block ends."""
+    pipeline = Pipeline(config, store, destination, **more)
+    with started(pipeline):
+        yield Watched(database, pipeline)
 
 
 @contextmanager
@@ -180,10 +210,5 @@ def running(
     mirror = mirror if mirror is not None else MirrorDestination()
     store = store if store is not None else MemoryStore()
     pipeline = Pipeline(config(database, **settings), store, mirror)
-    pipeline.start()
-    try:
+    with started(pipeline):
         yield Running(database, pipeline, mirror)
-    finally:
-        pipeline.shutdown()
-        with suppress(HeadwaterError):  # what the test expects, or has met already
-            pipeline.wait(30)

@@ -14,10 +14,10 @@ from headwater.store.postgres import PostgresStore
 from headwater.testing.compare import confirmed_position, wait_until
 from headwater.testing.lake_rows import open_lake
 from headwater.testing.postgres import PostgresServer
+from tests.commands import headwater
 from tests.conftest import Database
 from tests.driver import Driver, driver
 from tests.integration.mirror import running
-from tests.integration.test_commands import headwater
 
 SHOP = """
     create table orders(id int primary key, counter int not null);
@@ -112,7 +112,7 @@ def test_a_lake_that_is_away_for_a_while_is_waited_for_and_no_table_errs(shop: D
 
 
 def test_readers_see_the_old_rows_until_the_new_copy_of_a_resync_is_there_and_other_tables_go_on(
-    shop: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shop: Database, tmp_path: Path
 ) -> None:
     with driver(shop, tmp_path) as run:
         run.start()
@@ -125,8 +125,6 @@ def test_readers_see_the_old_rows_until_the_new_copy_of_a_resync_is_there_and_ot
             counts.append(open_lake(run.warehouse).load_table("public.orders").scan().count())
             return _epoch(run, "orders") != epoch
 
-        for name, value in run.environment.items():
-            monkeypatch.setenv(name, value)
         headwater("resync", run.settings_file, "public.orders")
         shop.execute("update items set counter = 2")
         wait_until(copied_again, 120, what="the new copy", still_good=run.still_running, interval=0.01)

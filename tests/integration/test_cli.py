@@ -5,29 +5,19 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sqlite3
 import subprocess
-import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
-from headwater.schema.table import TableName
-from headwater.testing.compare import compare_table, confirmed_position, flush_position, wait_until
-from headwater.testing.lake_rows import open_lake
-
-HEADWATER = [sys.executable, "-m", "headwater.cli.main"]
-
-
-def settings_file(database, directory: Path, pipeline_id: int) -> Path:  # type: ignore[no-untyped-def]
-    settings = database.settings
-    (directory / "password").write_text(settings.password.reveal())
-    file = directory / "pipeline.toml"
-    file.write_text(
-        f'id = {pipeline_id}\npublication_name = "p"\n[pg_connection]\nhost = "{settings.host}"\nport = {settings.port}\n'
-        f'name = "{settings.database}"\nusername = "{settings.username}"\npassword = {{ file = "password" }}\n'
-        '[destination]\nwarehouse = "lake"\n'
-    )
-    return file
+from headwater.source.slots import apply_slot_name
+from headwater.testing.compare import confirmed_position, flush_position, wait_until
+from tests.commands import HEADWATER, headwater, write_settings
+from tests.conftest import Database
+from tests.driver import driver
 
 
 def test_wrong_settings_end_with_status_2_and_every_mistake(tmp_path: Path) -> None:
@@ -56,55 +46,74 @@ def test_a_source_out_of_reach_ends_with_status_1_and_without_the_password(tmp_p
     assert "Traceback" not in done.stderr
 
 
-def test_run_follows_until_a_signal_and_stops_in_order(database, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    database.execute("create table t (id int primary key, v text); create publication p for table t")
+@contextmanager
+def locked_catalog(warehouse: Path) -> Iterator[None]:
+    """Nobody reads the catalog or commits meanwhile: a batch that is under way stays so."""
+    with closing(sqlite3.connect(warehouse / "catalog.db", isolation_level=None, timeout=30)) as catalog:
+        catalog.execute("begin exclusive")
+        yield
+        catalog.execute("rollback")
+
+
+@pytest.fixture
+def told_often(database: Database) -> None:
+    """The driver tells every two seconds what it has received, so that a test need not wait long to know."""
+    database.execute(f"alter database {database.name} set wal_sender_timeout = '6s'")
+
+
+@pytest.mark.usefixtures("told_often")
+def test_run_says_that_it_is_up_and_stops_in_order_after_the_batch_under_way(
+    database: Database, tmp_path: Path
+) -> None:
+    database.execute("create table t (id int primary key, v text); create publication shop for table t")
     database.execute("insert into t select i, 'row ' || i from generate_series(1, 1000) i")
-    file = settings_file(database, tmp_path, 71)
-    with (tmp_path / "output").open("w+") as output:
-        process = subprocess.Popen([*HEADWATER, "run", str(file)], stdout=output, stderr=subprocess.STDOUT)
-        try:
-
-            def said() -> str:
-                return (tmp_path / "output").read_text()
-
-            def running() -> None:
-                assert process.poll() is None, said()
-
-            wait_until(lambda: "public.t: ready" in said(), 90, what="the table to be ready", still_good=running)
+    with driver(database, tmp_path, verbose=False) as run:
+        run.start()
+        run.wait_said("public.t: ready", 90)
+        up = 'pipeline 1 is up: 1 table of publication "shop", slot headwater_apply_1; Ctrl-C stops it in order'
+        assert up in run.output
+        assert "WARNING" not in run.output, "Java greets with a warning of a module that Spark asked for"
+        with locked_catalog(run.warehouse):
             database.execute("update t set v = 'changed' where id <= 10; delete from t where id > 990")
-            target = flush_position(database.connection)
-            wait_until(
-                lambda: confirmed_position(database.connection, "headwater_apply_71") >= target,
-                60,
-                what="the lake to catch up",
-                still_good=running,
-            )
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(60) == 0, said()
-        finally:
-            process.kill()
-            process.wait()
-    assert said().rstrip().endswith("stopped")
-    compare_table(database.connection, TableName("public", "t"), open_lake(tmp_path / "lake")).assert_equal()
+            run.wait_received()
+            run.signal(signal.SIGINT)
+            run.wait_said("stopping: the batch under way is written and confirmed first; a second Ctrl-C")
+            run.still_running()
+        assert run.wait() == 0, run.output
+        assert run.output.rstrip().endswith("stopped")
+        run.assert_equal("t")
 
 
-def test_resync_puts_states_back_and_makes_a_new_slot(database, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.usefixtures("told_often")
+def test_a_second_signal_ends_at_once_though_a_batch_is_under_way(database: Database, tmp_path: Path) -> None:
+    database.execute("create table t (id int primary key); create publication shop for table t")
+    with driver(database, tmp_path, verbose=False) as run:
+        run.start()
+        run.wait_said("public.t: ready", 90)
+        jvm = run.jvm()
+        with locked_catalog(run.warehouse):
+            database.execute("insert into t values (1)")
+            run.wait_received()
+            end = flush_position(database.connection)
+            run.signal(signal.SIGTERM)
+            run.wait_said("stopping: ")
+            run.still_running()
+            # The catalog stays locked, so only the second signal can be what ends it.
+            run.signal(signal.SIGTERM)
+            assert run.wait(30) == 128 + signal.SIGTERM, run.output
+        wait_until(lambda: not Path(f"/proc/{jvm}").exists(), 60, what="the JVM to be gone")
+        assert confirmed_position(database.connection, apply_slot_name(1)) < end
+
+
+def test_resync_puts_states_back_and_makes_a_new_slot(database: Database, tmp_path: Path) -> None:
     database.execute("create table t (id int primary key); create table u (id int primary key)")
     database.execute("create publication p for table t, u")
-    file = settings_file(database, tmp_path, 72)
-    with_store = subprocess.run(
-        [*HEADWATER, "resync", str(file), "public.t"], capture_output=True, text=True, timeout=60
-    )
-    assert with_store.returncode == 0, with_store.stderr
-    assert with_store.stdout.startswith("1 table is copied again")
-    wrong = subprocess.run([*HEADWATER, "resync", str(file), "public.x"], capture_output=True, text=True, timeout=60)
-    assert wrong.returncode == 1
-    assert "it has public.t, public.u" in wrong.stderr
-    everything = subprocess.run([*HEADWATER, "resync", str(file), "--all"], capture_output=True, text=True, timeout=60)
-    assert everything.returncode == 0, everything.stderr
+    file = write_settings(database, tmp_path, id=72, publication="p")
+    assert headwater("resync", file, "public.t").startswith("1 table is copied again")
+    assert "it has public.t, public.u" in headwater("resync", file, "public.x", status=1)
+    headwater("resync", file, "--all")
     assert confirmed_position(database.connection, "headwater_apply_72") > 0
-    neither = subprocess.run([*HEADWATER, "resync", str(file)], capture_output=True, text=True, timeout=60)
-    assert neither.returncode == 2
+    headwater("resync", file, status=2)
 
 
 @pytest.mark.slow

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import random
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import pytest
 
@@ -32,6 +30,7 @@ from headwater.testing.compare import confirmed_position, wait_until
 from headwater.testing.postgres import PostgresServer
 from tests.conftest import Database
 from tests.integration.mirror import MirrorDestination, config, running
+from tests.writer import writing
 
 SLOT = apply_slot_name(1)
 
@@ -49,46 +48,6 @@ def shop(database: Database) -> Database:
         """
     )
     return database
-
-
-@contextmanager
-def writing(database: Database, seed: int = 1) -> Iterator[None]:
-    """Inserts, updates, key changes and deletes in random transactions, until the context ends."""
-    stop, failures = threading.Event(), list[BaseException]()
-
-    def write() -> None:
-        choose = random.Random(seed)
-        try:
-            with database.connect() as connection:
-                while not stop.is_set():
-                    with connection.transaction(force_rollback=choose.random() < 0.1):
-                        for _ in range(choose.randint(1, 8)):
-                            connection.execute(_statement(choose))  # type: ignore[arg-type]
-        except BaseException as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=write, name="writer")
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-    assert not failures, failures
-
-
-def _statement(choose: random.Random) -> str:
-    table, id, kind = choose.choice(("orders", "items")), choose.randrange(1, 8000), choose.random()
-    if kind < 0.4:
-        return (
-            f"insert into {table} values ({id}, 1, 'new') on conflict (id) do update set counter = {table}.counter + 1"
-        )
-    if kind < 0.7:
-        return f"update {table} set counter = counter + 1 where id = {id}"
-    if kind < 0.8:
-        free = f"not exists (select from {table} where id = {id + 100000})"
-        return f"update {table} set id = id + 100000 where id = {id} and {free}"
-    return f"delete from {table} where id = {id}"
 
 
 @pytest.mark.versions

@@ -26,7 +26,7 @@ from headwater.testing.postgres import PostgresServer
 from headwater.wire import pgoutput
 from tests.conftest import Database
 from tests.driver import driver
-from tests.integration.mirror import MirrorDestination, Running, config, running
+from tests.integration.mirror import MirrorDestination, Watched, config, running
 
 SLOT = apply_slot_name(1)
 
@@ -261,7 +261,7 @@ def test_a_transaction_larger_than_the_budget_takes_no_more_memory_than_a_small_
     pipeline = Pipeline(config(shop, batch=small), MemoryStore(), counting)
     pipeline.start()
     try:
-        run = Running(shop, pipeline, MirrorDestination())
+        run = Watched(shop, pipeline)
         run.wait_states("ready", 2)
         with PeakMemory() as few:
             shop.execute("insert into items select i, 1, repeat('x', 100) from generate_series(1, 50000) i")
@@ -293,7 +293,7 @@ spool_directory = "{tmp_path}"
     with driver(shop, tmp_path, extra=extra) as pipeline:
         pipeline.start()
         pipeline.wait_ready(2)
-        with PeakMemory(pipeline.pid) as python, PeakMemory(pipeline.jvm) as jvm:
+        with PeakMemory(pipeline.pid) as python, PeakMemory(pipeline.jvm()) as jvm:
             with shop.server.connect() as other, other.transaction():
                 other.execute("insert into orders select i, 1, repeat('x', 50) from generate_series(1001, 5001000) i")
                 with other.transaction(force_rollback=True):

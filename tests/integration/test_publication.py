@@ -17,7 +17,7 @@ from headwater.store.postgres import PostgresStore
 from headwater.testing.compare import wait_until
 from tests.conftest import Database
 from tests.integration.mirror import MirrorDestination, Running, running
-from tests.integration.test_engine import writing
+from tests.writer import writing
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from tests.conformance import ROOT, collect, keyword, page, promises, sentences_by_test
@@ -26,3 +29,11 @@ def test_every_promise_is_shown_over_a_real_server_and_found_by_its_sentence(gro
         found = [test for test, sentences in by_test.items() if keyword(entry["line"]) in sentences]
         assert any(test.startswith("tests/integration/") for test in found), entry["line"]
         assert "left" not in entry, entry["line"]
+
+
+def test_a_promise_is_found_by_its_sentence() -> None:
+    file, line = "tests/integration/test_partitions.py", "nested partitions and single leaves"
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:xdist", file, "-k", keyword(line)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{file}::" in done.stdout

@@ -6,6 +6,9 @@ somebody else has recorded as the wish for a new copy, so setting one needs no l
 
 from __future__ import annotations
 
+import difflib
+import shlex
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +24,8 @@ from headwater.source.session import Connection, connect
 from headwater.store.from_settings import postgres_store
 from headwater.store.postgres import PostgresStore
 from headwater.wire.settings import ConnectSettings
+
+_NAMES_SHOWN = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +46,7 @@ class Controlled:
         """When what was asked for happens."""
         if self.is_running:
             return "now; the pipeline is running"
-        return f"when the pipeline is run: headwater run {self.settings_file}"
+        return f"when the pipeline is run: {self.command('run')}"
 
     def load(self) -> bool:
         """Read the states into the store's cache; False if there are none, because the pipeline was never started."""
@@ -53,15 +58,35 @@ class Controlled:
         return True
 
     def published(self) -> dict[str, TableId]:
+        """Tables by the name a person writes: namespace.name, or both quoted where dots make one name of two tables."""
         tables = published_tables(self.connection, self.config.publication_name)
-        return {str(table.name): table.id for table in tables}
+        count = Counter(str(table.name) for table in tables)
+        return {table.name.quoted if count[str(table.name)] > 1 else str(table.name): table.id for table in tables}
+
+    def command(self, name: str, *tables: str) -> str:
+        """One of our commands, as a shell takes it."""
+        return shlex.join(["headwater", name, str(self.settings_file), *tables])
 
     def unknown(self, tables: list[str], known: dict[str, TableId]) -> SourceError:
+        """Names that the publication does not have, with those they may have been meant to be."""
+        names = sorted(known)
+        more = len(names) - _NAMES_SHOWN
+        listed = ", ".join(names[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+        near = dict.fromkeys(name for table in tables for name in _nearest(table, names))
+        meant = f"Did you mean {' or '.join(near)}? " if near else ""
         return SourceError(
             f'publication "{self.config.publication_name}" has no table {", ".join(tables)}',
-            detail=f"it has {', '.join(sorted(known)) or 'none'}",
-            hint="Write tables as namespace.name.",
+            detail=f"it has {listed or 'none'}",
+            hint=f"{meant}Tables are written namespace.name, without quotes; to list them: {self.command('tables')}",
         )
+
+
+def _nearest(table: str, names: list[str]) -> list[str]:
+    """By the table's own name: the namespace is often the same for all, or was left out."""
+    own: dict[str, list[str]] = {}
+    for name in names:
+        own.setdefault(name.partition(".")[2], []).append(name)
+    return [name for near in difflib.get_close_matches(table.rpartition(".")[2], own, n=1) for name in own[near]]
 
 
 def settings_of(settings_file: Path) -> Settings:

@@ -1,6 +1,7 @@
 """What a person sees while a pipeline runs: a live table on a terminal, plain lines everywhere else.
 
-Both only read snapshots of the progress; neither can slow the pipeline down.
+Both only read snapshots of the progress; neither can slow the pipeline down. Errors are not theirs to tell: each is logged,
+or ends the run, and is told there once.
 """
 
 from __future__ import annotations
@@ -68,7 +69,6 @@ class PlainDisplay:
         self._thread = threading.Thread(target=self._watch, name="headwater-display", daemon=True)
         self._states: dict[str, str] = {}
         self._summary = ""
-        self._seen_errors: set[str] = set()
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -94,11 +94,6 @@ class PlainDisplay:
         for name in self._states.keys() - snapshot.states().keys():
             self._line(f"{name}: no longer in the publication")
         self._states = snapshot.states()
-        # Only the last few errors are kept, so their number is not their count; what is new stands at the end.
-        new = [text for text in snapshot.errors if text not in self._seen_errors]
-        self._seen_errors = set(snapshot.errors)
-        for text in new:
-            self._line(f"error: {text}")
         line = summary(snapshot)
         if with_summary and snapshot.changes and line != self._summary:
             self._summary = line
@@ -154,8 +149,8 @@ def render(snapshot: ProgressSnapshot) -> RenderableType:
     if len(shown) < len(snapshot.tables):
         lines.append(Text(f"and {len(snapshot.tables) - len(shown)} more tables", style="dim"))
     lines.append(Text(summary(snapshot), style="bold"))
-    if snapshot.errors:
-        lines.append(Text(f"error: {snapshot.errors[-1]}", style="red"))
+    if any(table.state.startswith("errored") for table in snapshot.tables):
+        lines.append(Text("`headwater tables` says why a table stopped, and how to go on", style="red"))
     return Group(*lines)
 
 

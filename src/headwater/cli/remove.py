@@ -44,27 +44,36 @@ def remove(settings_file: Path, yes: bool) -> None:
             hint="Stop it first (Ctrl-C or SIGTERM), then remove it.",
         ) from None
     try:
-        for line in (_drop_slots(source, pipeline_id), _delete_state(settings)):
-            click.echo(line)
+        slots = _drop_slots(source, pipeline_id)
+        state = _delete_state(settings)
     finally:
         lock.release()
+    found = [line for line in (slots, state) if line]
+    if not found:
+        where = f'database "{source.database}" at {source.address}'
+        click.echo(f"nothing was found: {where} has no replication slot and no state of pipeline {pipeline_id}")
+        click.echo("if you meant another pipeline: its number is `id` in its settings file")
+    for line in found:
+        click.echo(line)
 
 
 def _drop_slots(source: ConnectSettings, pipeline_id: int) -> str:
+    """What was done, or nothing if there was none."""
     with connect(source) as connection:
         names = [apply_slot_name(pipeline_id), *(slot.name for slot in sync_slots(connection, pipeline_id))]
         dropped = [name for name in names if drop_slot(connection, name)]
-    return f"dropped {', '.join(dropped)}" if dropped else "there was no replication slot"
+    return f"dropped {', '.join(dropped)}" if dropped else ""
 
 
 def _delete_state(settings: Settings) -> str:
     if settings.store.type is StoreType.MEMORY:
-        return "there was no state on record: the store is in memory"
+        return ""
     store = postgres_store(settings)
     try:
-        was_last = store.remove()
+        removed = store.remove()
     finally:
         store.close()
-    return "deleted its state" + (
-        ", and the namespace headwater with it: no other pipeline used it" if was_last else ""
-    )
+    also = "the namespace headwater with it: no other pipeline used it"
+    if not removed.rows:
+        return f"deleted {also}" if removed.was_last else ""
+    return "deleted its state" + (f", and {also}" if removed.was_last else "")

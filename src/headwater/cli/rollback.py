@@ -34,7 +34,7 @@ def rollback(settings_file: Path, table: str) -> None:
             raise StateError(
                 f"table {table} did not stop with an error",
                 detail=f"its state is {state}" if state is not None else "the pipeline has no state of it yet",
-                hint=f"To copy it again all the same: headwater resync {settings_file} {table}",
+                hint=f"To copy it again all the same: {pipeline.command('resync', table)}",
             )
         pipeline.store.update_table_state(known[table], INIT)
         click.echo(f"{table} goes back to init: it is copied again {pipeline.when()}")

@@ -19,6 +19,12 @@ from headwater.observability.log import configure
 from headwater.observability.progress import Progress
 from headwater.source import preflight
 from headwater.source.session import connect
+from headwater.source.slots import apply_slot_name
+
+STOPPING = (
+    "stopping: the batch under way is written and confirmed first; "
+    "a second Ctrl-C or SIGTERM ends at once and loses nothing"
+)
 
 
 @click.command()
@@ -43,11 +49,21 @@ def check_source(settings: Settings) -> None:
         preflight.check_source(connection, config, store_in_source=in_source)
 
 
+def _is_up(settings: Settings, progress: Progress) -> str:
+    config, count = settings.pipeline, len(progress.snapshot().tables)
+    tables = "1 table" if count == 1 else f"{count} tables"
+    return (
+        f'pipeline {config.id} is up: {tables} of publication "{config.publication_name}", '
+        f"slot {apply_slot_name(config.id)}; Ctrl-C stops it in order"
+    )
+
+
 def run_until_stopped(settings: Settings, console: Console, progress: Progress) -> None:
     """Start Spark and the pipeline, show them, and stay until the pipeline has stopped; raises what made it fail."""
     pipeline: Pipeline | None = None
 
     def request_stop() -> None:
+        console.print(STOPPING, highlight=False, soft_wrap=True)
         if pipeline is not None:
             pipeline.shutdown()
 
@@ -63,6 +79,7 @@ def run_until_stopped(settings: Settings, console: Console, progress: Progress) 
                 return
             with display_for(progress, console):
                 pipeline.start()
+                console.print(_is_up(settings, progress), markup=False, highlight=False, soft_wrap=True)
                 if signals.requested.is_set():
                     pipeline.shutdown()
                 pipeline.wait()

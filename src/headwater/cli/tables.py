@@ -15,6 +15,7 @@ from headwater.cli.display import STATE_COLOURS, size
 from headwater.contracts.stores import APPLY
 from headwater.observability.log import redact
 from headwater.source.server import flush_lsn
+from headwater.source.slot_errors import LineageLost, slot_invalidated, slot_missing
 from headwater.source.slots import apply_slot_name, inspect_slot
 from headwater.states import INIT, Phase, TableState
 
@@ -49,6 +50,9 @@ def tables(settings_file: Path) -> None:
         loaded = pipeline.load()
         lines = _lines(pipeline)
         summary = _summary(pipeline, loaded)
+        stopped = [line.name for line in lines if line.state.phase is Phase.ERRORED]
+        if stopped:
+            summary.append(f"once the cause is mended: {pipeline.command('rollback', stopped[0])}")
     console = Console()
     if console.is_terminal:
         _show(console, lines)
@@ -58,10 +62,8 @@ def tables(settings_file: Path) -> None:
             click.echo(f"{line.name}: {line.state}{position}")
             for part in line.trouble:
                 click.echo(f"  {part}")
-    click.echo(summary)
-    stopped = [line.name for line in lines if line.state.phase is Phase.ERRORED]
-    if stopped:
-        click.echo(f"once the cause is mended: headwater rollback {settings_file} {stopped[0]}")
+    for text in summary:
+        click.echo(text)
 
 
 def _lines(pipeline: Controlled) -> list[TableLine]:
@@ -81,18 +83,32 @@ def _lines(pipeline: Controlled) -> list[TableLine]:
     return lines
 
 
-def _summary(pipeline: Controlled, loaded: bool) -> str:
+def _summary(pipeline: Controlled, loaded: bool) -> list[str]:
+    """How the pipeline is, and, where its slot is lost, what to do: a new start would only end with that error."""
+    name = apply_slot_name(pipeline.config.id)
     doing = "running" if pipeline.is_running else "not running"
-    slot = inspect_slot(pipeline.connection, apply_slot_name(pipeline.config.id))
-    if not slot.exists:
-        return f"pipeline {pipeline.config.id}: {doing}, without a replication slot"
-    flush = flush_lsn(pipeline.connection)
+    slot = inspect_slot(pipeline.connection, name)
     recorded = pipeline.store.get_replication_progress(APPLY) if loaded else None
-    parts = [doing, f"recorded {recorded}", f"confirmed {slot.confirmed_flush}"]
-    lag, retained = slot.lag_bytes(flush), slot.retained_bytes(flush)
-    if lag is not None and retained is not None:
-        parts.append(f"{size(lag)} behind, {size(retained)} of WAL held")
-    return f"pipeline {pipeline.config.id}: {', '.join(parts)}"
+    if not slot.exists and recorded is None:
+        return [f"pipeline {pipeline.config.id}: {doing}, never started: it has no replication slot and no progress"]
+    parts = [doing, f"recorded {recorded}"]
+    trouble: LineageLost | None = None
+    if not slot.exists:
+        trouble = slot_missing(name, recorded)
+    elif slot.invalidated:
+        trouble = slot_invalidated(
+            name, slot.wal_status, slot.invalidation_reason, slot.confirmed_flush, slot.wal_keep_limit
+        )
+    else:
+        flush = flush_lsn(pipeline.connection)
+        parts.append(f"confirmed {slot.confirmed_flush}")
+        lag, retained = slot.lag_bytes(flush), slot.retained_bytes(flush)
+        if lag is not None and retained is not None:
+            parts.append(f"{size(lag)} behind, {size(retained)} of WAL held")
+    lines = [f"pipeline {pipeline.config.id}: {', '.join(parts)}"]
+    if trouble is not None:
+        lines += [f"error: {trouble.message}", f"detail: {trouble.detail}", f"hint: {trouble.hint}"]
+    return lines
 
 
 def _show(console: Console, lines: list[TableLine]) -> None:

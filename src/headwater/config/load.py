@@ -146,7 +146,7 @@ class _Reader:
         kind, name = next((kind, str(name)) for kind, name in value.items())
         if kind == "env":
             if name not in self.environ:
-                raise Problem(f"the environment variable {name} is not set")
+                raise Problem(f"the environment variable {name} is not set; set it where headwater is started")
             return str(self.environ[name])
         try:
             return (self.base / name).read_text(encoding="utf-8").rstrip("\r\n")

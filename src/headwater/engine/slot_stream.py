@@ -5,6 +5,7 @@ The thread reads into a bounded queue and sends status on time, also while the q
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from headwater.schema.table import quote_identifier
 from headwater.wire.chunks import Chunk
 from headwater.wire.connection import WireConnection
 from headwater.wire.replication import ReplicationStream
+
+log = logging.getLogger(__name__)
 
 QUEUE_BYTES = 32 << 20
 
@@ -104,7 +107,14 @@ class SlotStream:
         except HeadwaterError as error:
             self._end(error)
         except Exception as error:
-            self._end(HeadwaterError("the replication reader failed", detail=f"{type(error).__name__}: {error}"))
+            log.exception("the replication reader failed")
+            self._end(
+                HeadwaterError(
+                    "the replication reader failed",
+                    detail=f"{type(error).__name__}: {error}",
+                    hint="This is a defect of Headwater; report it with the log. Starting again goes on where it was.",
+                )
+            )
 
     def _end(self, error: HeadwaterError) -> None:
         with self._condition:

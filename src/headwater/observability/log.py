@@ -20,7 +20,13 @@ SHORTEST_SECRET = 4
 
 _SHAPES = (
     # password=..., "password": "...", as connection strings, dictionaries and headers spell it
-    re.compile(r"""(?P<keep>\b(?:password|secret|token)\b["']?\s*[=:]\s*)(?:"[^"]*"|'[^']*'|[^\s,;&"')}]+)""", re.I),
+    re.compile(
+        r"""(?P<keep>\b(?:password|secret|token)\b["']?\s*[=:]\s*)"""
+        # What is said of a setting that is missing or wrong is no secret: pg_connection.password: the environment ...
+        r"""(?!the environment variable |the file |missing; |expected |must be |unknown setting)"""
+        r"""(?:"[^"]*"|'[^']*'|[^\s,;&"')}]+)""",
+        re.I,
+    ),
     # scheme://user:password@host
     re.compile(r"(?P<keep>\b[a-z][a-z0-9+.-]*://[^\s:/@]*:)[^\s@/]+(?=@)", re.I),
 )

@@ -14,7 +14,7 @@ import psycopg
 from psycopg import sql
 
 from headwater.errors import ConnectionLost, PrivilegeError, SchemaError, SourceError
-from headwater.schema.table import ReplicatedTableSchema, TableId, TableName
+from headwater.schema.table import ReplicatedTableSchema, TableId, TableName, quote_identifier
 from headwater.source.catalog import load_table_schemas
 from headwater.source.copy_origin import CopyOrigin
 from headwater.source.copy_plan import TARGET_RANGE_BYTES, CopiedTable, CopyPlan, plan_copy
@@ -38,6 +38,11 @@ SELECT DISTINCT ahead.pid
 FROM pg_stat_activity ours CROSS JOIN LATERAL unnest(pg_blocking_pids(ours.pid)) AS ahead(pid)
 WHERE ours.application_name = %(application_name)s AND ours.pid <> %(lock_pid)s
   AND %(lock_pid)s = ANY (pg_blocking_pids(ahead.pid))
+"""
+_LACKING = """
+SELECT c.oid, has_schema_privilege(c.relnamespace, 'USAGE'), has_table_privilege(c.oid, 'SELECT') FROM pg_class c
+WHERE c.oid = ANY(%s) AND NOT (has_schema_privilege(c.relnamespace, 'USAGE') AND has_table_privilege(c.oid, 'SELECT'))
+ORDER BY c.oid
 """
 _ATTEMPTS = 5
 
@@ -115,11 +120,8 @@ def lock_tables(connection: Connection, table_ids: Sequence[TableId]) -> None:
             connection.execute("ROLLBACK TO SAVEPOINT before_lock")
             continue
         except psycopg.errors.InsufficientPrivilege as error:
-            raise PrivilegeError(
-                "the role may not read a table that is to be copied",
-                detail=_first_line(error),
-                hint=f"GRANT SELECT ON {', '.join(n.quoted for n in names.values())} TO the pipeline's role.",
-            ) from error
+            connection.execute("ROLLBACK TO SAVEPOINT before_lock")
+            raise _may_not_read(connection, names, _first_line(error)) from error
         # The lock goes by name: one renamed, or dropped and made again, in between is another table now.
         if _names(connection, wanted) == names:
             connection.execute("RELEASE SAVEPOINT before_lock")
@@ -129,6 +131,20 @@ def lock_tables(connection: Connection, table_ids: Sequence[TableId]) -> None:
         "tables to be copied were renamed while they were being locked",
         detail=f"{_ATTEMPTS} attempts in a row met another name.",
         hint="Start the copy again when the renaming is over.",
+    )
+
+
+def _may_not_read(connection: Connection, names: Mapping[TableId, TableName], said: str) -> PrivilegeError:
+    rows = fetch_all(connection, _LACKING, (list(names),), doing="looking at the role's rights")
+    role = quote_identifier(connection.info.user)
+    hidden = sorted({names[TableId(oid)].namespace for oid, usage, _ in rows if not usage})
+    unreadable = [names[TableId(oid)].quoted for oid, _, select in rows if not select]
+    grants = [f"GRANT USAGE ON SCHEMA {', '.join(map(quote_identifier, hidden))} TO {role};"] if hidden else []
+    grants += [f"GRANT SELECT ON {', '.join(unreadable)} TO {role};"] if unreadable else []
+    return PrivilegeError(
+        f"role {role} may not read a table that is to be copied",
+        detail=said,
+        hint=f"Run {' '.join(grants)}" if grants else "The right was granted meanwhile: start the copy again.",
     )
 
 

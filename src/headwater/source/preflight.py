@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from headwater.config.pipeline import PipelineConfig
 from headwater.errors import PreflightError, SourceError
-from headwater.schema.table import TableId
+from headwater.schema.table import TableId, quote_identifier
 from headwater.source.finding import Finding as Finding
 from headwater.source.finding import Severity as Severity
 from headwater.source.finding import error, warning
@@ -120,7 +120,8 @@ def _role(connection: Connection) -> Iterator[Finding]:
         yield error(
             f'role "{row[0]}" may not replicate',
             "it lacks the attribute REPLICATION",
-            f'Run ALTER ROLE "{row[0]}" REPLICATION; (on RDS: GRANT rds_replication TO "{row[0]}";).',
+            f"Run ALTER ROLE {quote_identifier(row[0])} REPLICATION; "
+            f"(on RDS: GRANT rds_replication TO {quote_identifier(row[0])};).",
         )
 
 
@@ -171,13 +172,13 @@ def _own_namespace(connection: Connection, server: ServerFacts) -> Iterator[Find
         yield error(
             f'role "{role}" cannot make the namespace {OWN_NAMESPACE}, where progress is kept',
             f'it lacks CREATE on database "{database}"',
-            f'Run GRANT CREATE ON DATABASE "{database}" TO "{role}";, {elsewhere}.',
+            f"Run GRANT CREATE ON DATABASE {quote_identifier(database)} TO {quote_identifier(role)};, {elsewhere}.",
         )
     elif in_namespace is False:
         yield error(
             f'role "{role}" may not write to the namespace {OWN_NAMESPACE}, where progress is kept',
             "it lacks USAGE or CREATE on it",
-            f'Run GRANT USAGE, CREATE ON SCHEMA {OWN_NAMESPACE} TO "{role}";, {elsewhere}.',
+            f"Run GRANT USAGE, CREATE ON SCHEMA {OWN_NAMESPACE} TO {quote_identifier(role)};, {elsewhere}.",
         )
 
 
@@ -192,7 +193,7 @@ def _publication(connection: Connection, name: str) -> Iterator[Finding]:
         yield error(
             f'publication "{name}" publishes no table',
             "its tables are none, or only system tables and our own",
-            f'Run ALTER PUBLICATION "{name}" ADD TABLE ...;.',
+            f"Run ALTER PUBLICATION {quote_identifier(name)} ADD TABLE ...;.",
         )
         return
     if publication.missing_operations:
@@ -200,7 +201,8 @@ def _publication(connection: Connection, name: str) -> Iterator[Finding]:
         yield warning(
             f'publication "{name}" does not publish every operation',
             f"missing: {missing}; the lake keeps what the source changes that way",
-            f"Unless meant so, run ALTER PUBLICATION \"{name}\" SET (publish = 'insert, update, delete, truncate');.",
+            f"Unless meant so, run ALTER PUBLICATION {quote_identifier(name)} "
+            "SET (publish = 'insert, update, delete, truncate');.",
         )
     facts = table_facts(connection, name, [TableId(table.id) for table in tables])
     yield from _rights(connection, facts)
@@ -214,21 +216,21 @@ def _rights(connection: Connection, facts: Sequence[TableFacts]) -> Iterator[Fin
         yield error(
             f'role "{role}" may not enter {_count(hidden, "namespace")}',
             f"no USAGE on {_listed(hidden)}",
-            f'Run GRANT USAGE ON SCHEMA "{hidden[0]}" TO "{role}"; for each of them.',
+            f"Run GRANT USAGE ON SCHEMA {quote_identifier(hidden[0])} TO {quote_identifier(role)}; for each of them.",
         )
     unreadable = [fact.name.quoted for fact in facts if fact.namespace_usage and not fact.readable]
     if unreadable:
         yield error(
             f'role "{role}" may not read {_count(unreadable, "table")}',
             f"no SELECT on {_listed(unreadable)}, or on a partition of it",
-            f'Run GRANT SELECT ON {unreadable[0]} TO "{role}"; for each of them.',
+            f"Run GRANT SELECT ON {unreadable[0]} TO {quote_identifier(role)}; for each of them.",
         )
     filtered = [fact.name.quoted for fact in facts if fact.row_security]
     if filtered:
         yield error(
             f'row security hides rows of {_count(filtered, "table")} from role "{role}"',
             f"active on {_listed(filtered)}; the copy would miss rows that the stream sends",
-            f'Run ALTER ROLE "{role}" BYPASSRLS;.',
+            f"Run ALTER ROLE {quote_identifier(role)} BYPASSRLS;.",
         )
 
 

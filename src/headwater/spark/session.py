@@ -18,7 +18,15 @@ from pyspark import SparkConf, SparkContext
 from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import SparkSession
 
-from headwater.errors import ConnectionLost, DestinationError, DestinationUnavailable, HeadwaterError, SparkLost
+from headwater import errors
+from headwater.errors import (
+    ConnectError,
+    ConnectionLost,
+    DestinationError,
+    DestinationUnavailable,
+    HeadwaterError,
+    SparkLost,
+)
 from headwater.spark.jars import jar_settings
 from headwater.spark.java import java_home
 
@@ -128,31 +136,58 @@ def translate(error: BaseException) -> HeadwaterError:
             hint="Look for an out-of-memory kill in the system's log, raise spark.driver_memory, and start the pipeline again.",
         )
     said = _what_was_said(error)
-    if _SOURCE_AWAY.search(said):
+    ours = _error_of_a_task(said)
+    if isinstance(ours, (ConnectError, ConnectionLost)):
         return ConnectionLost(
             "the source went away while Spark was reading it",
-            detail=_detail(error),
+            detail=ours.detail or ours.message,
             hint="Nothing is to be done: the copy starts again when the source is back.",
         )
+    if ours is not None:
+        return ours
     if _LAKE_AWAY.search(said):
         return DestinationUnavailable(
             "the lake or its catalog is out of reach",
             detail=_detail(error),
             hint="Check the warehouse and the catalog; it is tried again until they answer.",
         )
-    return DestinationError(
-        "Spark failed",
-        detail=_detail(error),
-        hint="The batch is tried again; if this goes on, look at Spark's own log.",
-    )
+    advice = next((advice for mark, advice in _ADVICE if mark.search(said)), _NO_ADVICE)
+    return DestinationError("Spark failed", detail=_detail(error), hint=f"It is tried again; if this goes on: {advice}")
 
 
-# Errors of ours that a task met on an executor come back as text.
-_SOURCE_AWAY = re.compile(r"headwater\.errors\.(ConnectError|ConnectionLost)")
+# An error of ours that a task met comes back as the text of a Python traceback, which ends with it.
+_OURS = re.compile(
+    r"^headwater\.errors\.(?P<name>\w+): (?P<message>.+)"
+    r"(?:\ndetail: (?P<detail>(?:.+\n?)+?))?(?:\nhint: (?P<hint>.+))?$",
+    re.MULTILINE,
+)
 _LAKE_AWAY = re.compile(
     r"java\.net\.|UnknownHostException|java\.io\.IOException|TimeoutException|ServiceUnavailable|ServiceFailureException"
     r"|SdkClientException|UncheckedSQLException|SQLTransient|SQLNonTransientConnection|SQLITE_(BUSY|CANTOPEN|IOERR|FULL)"
 )
+
+
+_ADVICE = (
+    (re.compile(r"OutOfMemoryError|GC overhead"), "raise spark.driver_memory, or lower batch.max_bytes."),
+    (
+        re.compile(r"AccessDenied|AccessControlException|Permission denied|Forbidden|NotAuthorized", re.IGNORECASE),
+        "give this process the right to read and write the warehouse and its catalog.",
+    ),
+    (
+        re.compile(r"ClassNotFoundException|NoClassDefFoundError|NoSuchMethodError|Failed to find data source"),
+        "a jar is missing or of another version; take your own ones out of spark.conf, then set up again: make setup",
+    ),
+)
+_NO_ADVICE = 'set "spark.log.level" = "WARN" under [spark.conf] to see more of what Spark says, and start again.'
+
+
+def _error_of_a_task(said: str) -> HeadwaterError | None:
+    """What a task of ours raised on an executor, in its three parts; the last, where one led to another."""
+    *_, found = [None, *_OURS.finditer(said)]
+    kind = getattr(errors, found["name"], None) if found is not None else None
+    if found is None or not isinstance(kind, type) or not issubclass(kind, HeadwaterError):
+        return None
+    return kind(found["message"], detail=(found["detail"] or "").strip(), hint=found["hint"] or "")
 
 
 def _what_was_said(error: BaseException) -> str:

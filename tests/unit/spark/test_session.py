@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from py4j.protocol import Py4JNetworkError
 
-from headwater.errors import DestinationError, SparkLost, StoreError
+from headwater.errors import ConnectionLost, DestinationError, Retry, SparkLost, StoreError, ValueOutOfRange
 from headwater.spark.session import SparkSettings, at_launch, session_config, translate
 
 
@@ -47,3 +47,40 @@ def test_other_errors_are_the_destinations_and_ours_stay_as_they_are() -> None:
     assert type(translate(ValueError("odd"))) is DestinationError
     ours = StoreError("x")
     assert translate(ours) is ours
+
+
+FROM_A_TASK = """Job aborted due to stage failure: Task 0 in stage 0.0 failed 1 times.
+org.apache.spark.api.python.PythonException: Traceback (most recent call last):
+  File "copy_source.py", line 76, in read_copy_ranges
+    for rows in _read(origin, tasks[number]):
+{error}
+
+\tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator.handlePythonException(PythonRunner.scala:1)
+"""
+
+
+def test_an_error_of_ours_that_a_task_met_is_itself_again() -> None:
+    raised = ValueOutOfRange("column day of t: infinity", detail="two\nlines", hint="Change it.")
+    met = translate(RuntimeError(FROM_A_TASK.format(error=f"headwater.errors.ValueOutOfRange: {raised}")))
+    assert type(met) is ValueOutOfRange
+    assert str(met) == str(raised)
+    assert met.retry is Retry.MANUAL
+
+
+def test_a_source_that_a_task_could_not_reach_is_the_worlds_trouble() -> None:
+    met = translate(RuntimeError(FROM_A_TASK.format(error="headwater.errors.ConnectError: cannot connect")))
+    assert type(met) is ConnectionLost
+    assert met.detail == "cannot connect"
+
+
+@pytest.mark.parametrize(
+    ("said", "advice"),
+    [
+        ("java.lang.OutOfMemoryError: Java heap space", "spark.driver_memory"),
+        ("org.apache.hadoop.security.AccessControlException: Permission denied: /lake", "right to read and write"),
+        ("java.lang.NoSuchMethodError: scala.x()", "jar"),
+        ("something else", "spark.log.level"),
+    ],
+)
+def test_what_spark_says_leads_to_advice(said: str, advice: str) -> None:
+    assert advice in translate(ValueError(said)).hint

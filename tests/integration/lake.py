@@ -1,0 +1,70 @@
+"""Whole pipelines into a real lake, in the test's own process: one Spark for all, a warehouse a test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from headwater.contracts.stores import PipelineStore
+from headwater.destinations.iceberg.destination import IcebergDestination
+from headwater.destinations.iceberg.settings import IcebergSettings
+from headwater.engine.pipeline import Pipeline
+from headwater.schema.table import TableName
+from headwater.store.memory import MemoryStore
+from headwater.testing.compare import compare_table
+from headwater.testing.lake_rows import open_lake
+from tests.conftest import Database
+from tests.integration.mirror import Watched, config, started
+
+EXTENSIONS = "spark.sql.extensions"
+
+
+class LakeRunning(Watched):
+    """A pipeline into Iceberg tables, compared by an engine that did not write them."""
+
+    def __init__(self, database: Database, pipeline: Pipeline, warehouse: Path) -> None:
+        super().__init__(database, pipeline)
+        self.warehouse = warehouse
+
+    def wait_ready(self, count: int) -> None:
+        self.wait_states("ready", count, 120)
+
+    def assert_equal(self, *tables: TableName | str) -> None:
+        lake = open_lake(self.warehouse)
+        for table in tables:
+            compare_table(self.database.connection, _name(table), lake).assert_equal()
+
+    def snapshots(self, table: TableName | str) -> int:
+        """How many lake commits with rows the table has."""
+        name = _name(table)
+        return len(open_lake(self.warehouse).load_table((name.namespace, name.name)).snapshots())
+
+
+def _name(table: TableName | str) -> TableName:
+    return table if isinstance(table, TableName) else TableName("public", table)
+
+
+@contextmanager
+def lake_running(
+    database: Database,
+    spark: SparkSession,
+    directory: Path,
+    store: PipelineStore | None = None,
+    destination: type[IcebergDestination] = IcebergDestination,
+    **settings: Any,
+) -> Iterator[LakeRunning]:
+    lake = IcebergSettings(str(directory / "lake"))
+    lake.prepare()
+    # A session has catalogs of its own, so every test may have its own lake under the same name.
+    session = spark.newSession()
+    for key, value in lake.spark_catalog().items():
+        if key != EXTENSIONS:
+            session.conf.set(key, value)
+    store = store if store is not None else MemoryStore()
+    pipeline = Pipeline(config(database, **settings), store, destination(session, store, lake), spark=session)
+    with started(pipeline):
+        yield LakeRunning(database, pipeline, directory / "lake")
