@@ -117,14 +117,13 @@ class PgOutputDecoder:
     def _take_in(self, data: Bytes) -> None:
         block = self._streamed.block
         if block is not None:
-            block.append(data, self._state, self._transactions, SEGMENT_BYTES, self._block_segment)
+            block.append(data, self._state, self._transactions, self._block_segment)
         else:
             self._append(data)
 
     def _append(self, data: Bytes) -> None:
         if self._begin_segment or not self._segments[-1].has_room(len(data), SEGMENT_BYTES):
-            before = self._segments[-1] if self._segments else None
-            self._segments.append(Segment(self._positions, self._buffer(len(data), before)))
+            self._segments.append(Segment(self._positions, self._buffer(len(data), self._segments)))
             self._begin_segment = False
         segment = self._segments[-1]
         segment.append(data)
@@ -149,19 +148,21 @@ class PgOutputDecoder:
         self._segments += segments
         self._sealable, self._begin_segment = len(self._segments), True
 
-    def _block_segment(self, least: int, before: Segment | None) -> Segment:
+    def _block_segment(self, least: int, before: Sequence[Segment]) -> Segment:
         return Segment(0, self._buffer(least, before), in_block=True)
 
-    def _buffer(self, least: int, before: Segment | None) -> DiskBuffer | None:
-        """Where a new segment is to lie: in memory while the budget allows it. The one before it is full."""
+    def _buffer(self, least: int, before: Sequence[Segment]) -> DiskBuffer | None:
+        """Where a new segment is to lie: in memory while the budget allows it. Those before it are full."""
         if self._spool is None or self._budget is None:
             return None
-        if before is not None:
-            before.close(self._spool)
+        if before:
+            before[-1].close(self._spool)
         filled = [*self._segments, *self._streamed.segments]
         if self._budget.allows(self, sum(segment.memory_bytes for segment in filled)):
             return None
-        return self._spool.buffer(max(SEGMENT_BYTES, least))
+        # As large again as what there is: a thousand transactions of some megabytes need no more disk than that.
+        size = min(max(sum(segment.used for segment in before), SEGMENT_BYTES // 16), SEGMENT_BYTES)
+        return self._spool.buffer(max(size, least))
 
     def seal(self, assign: Assign) -> Changes | None:
         """Cut a batch at the last commit and decode it. What lies behind that commit stays for the next batch."""

@@ -170,6 +170,9 @@ class Segment:
         self.let_go()
 
     def has_room(self, size: int, most: int) -> bool:
+        """Whether so many bytes more fit: what lies on disk has its size from the beginning."""
+        if self._disk is not None:
+            return self.used + size <= len(self._disk.data)
         return self.used + size <= max(most, size)
 
     def drop_from(self, xid: int) -> bool:

@@ -7,7 +7,7 @@ back takes everything with it that came since it began.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +20,11 @@ START, STOP, COMMIT, ABORT = ord("S"), ord("E"), ord("c"), ord("A")
 _PAYLOAD = 30
 """Where a message lies in its CopyData frame, behind XLogData's header."""
 
-NewSegment = Callable[[int, Segment | None], Segment]
-"""Makes an empty segment with room for so many bytes, after another one, to which nothing more is appended."""
+IN_MEMORY_BYTES = 8 << 20
+"""So much of one transaction may come before it is asked again whether there is room in memory: many may be in progress."""
+
+NewSegment = Callable[[int, Sequence[Segment]], Segment]
+"""Makes an empty segment with room for so many bytes, after those there are."""
 
 
 class StreamedTransaction:
@@ -30,11 +33,9 @@ class StreamedTransaction:
     def __init__(self) -> None:
         self.segments: list[Segment] = []
 
-    def append(
-        self, data: Bytes, state: npt.NDArray[np.int64], log: TransactionLog, most: int, make: NewSegment
-    ) -> None:
-        if not self.segments or not self.segments[-1].has_room(len(data), most):
-            self.segments.append(make(len(data), self.segments[-1] if self.segments else None))
+    def append(self, data: Bytes, state: npt.NDArray[np.int64], log: TransactionLog, make: NewSegment) -> None:
+        if not self.segments or not self.segments[-1].has_room(len(data), IN_MEMORY_BYTES):
+            self.segments.append(make(len(data), self.segments))
         segment = self.segments[-1]
         segment.append(data)
         segment.scan(state, log)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from headwater.errors import HeadwaterError, ProtocolError
 from headwater.events import EventBatch
 from headwater.lsn import ZERO, CommitLsn, EndLsn
-from headwater.wire import pgoutput
+from headwater.wire import pgoutput, streamed
 from headwater.wire.changes import Changes
 from headwater.wire.pgoutput import Ownership, PgOutputDecoder
 from headwater.wire.relation import Relation
@@ -208,6 +208,7 @@ def test_a_large_transaction_in_progress_lies_on_disk_and_so_does_the_list_of_it
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pgoutput, "SEGMENT_BYTES", 4096)
+    monkeypatch.setattr(streamed, "IN_MEMORY_BYTES", 1024)
     rows = [pg.insert(10, pg.row(i, f"name {i}" * 5)) for i in range(1000)]
     rolled_back = [pg.insert(10, pg.row(i)) for i in range(2000, 2500)]
     spool = Spool(tmp_path)
