@@ -21,15 +21,15 @@ JVM_OVERHEAD = 1 << 30
 def run(setting: Setting) -> Iterator[Figure]:
     database = setting.database()
     with setting.server.connect(database) as connection:
-        connection.execute(f"create table events({COLUMNS})")
-        connection.execute("create publication bench for table events")
+        connection.execute(f"create table millions({COLUMNS})")
+        connection.execute("create publication bench for table millions")
         ratio = BUDGET_BYTES / memory_now().total_bytes
         batch = BatchConfig(memory_budget_ratio=ratio, spool_directory=str(setting.warehouse.parent))
         with setting.running(database, 14, batch=batch) as pipeline:
             wait_ready(pipeline, 1)
             statements = {
-                "inserted": f"insert into events select {ROW} from generate_series(1, {ROWS}) i",
-                "updated": "update events set paid = not paid",
+                "inserted": f"insert into millions select {ROW} from generate_series(1, {ROWS}) i",
+                "updated": "update millions set paid = not paid",
             }
             for what, statement in statements.items():
                 with PeakMemory() as python, PeakMemory(setting.jvm) as jvm:

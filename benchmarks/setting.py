@@ -91,6 +91,8 @@ class Setting:
 def wait_ready(pipeline: Pipeline, tables: int) -> None:
     def ready() -> bool:
         states = pipeline.progress.snapshot().states()
+        if "errored" in states.values():
+            raise RuntimeError(f"a table cannot be copied: {pipeline.progress.snapshot()}")
         return len(states) == tables and set(states.values()) == {"ready"}
 
     while not pipeline.progress.wait_for(lambda _: ready(), 1.0):
