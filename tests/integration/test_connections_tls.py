@@ -230,7 +230,7 @@ def test_a_missing_wrong_or_strange_client_certificate_is_told(
 
 @each_way
 def test_a_client_certificate_that_cannot_be_used_is_told_before_anything_is_sent(
-    server: PostgresServer, authority: trustme.CA, tmp_path: Path, ask: Ask
+    server: PostgresServer, plain_server: PostgresServer, authority: trustme.CA, tmp_path: Path, ask: Ask
 ) -> None:
     good = showing(authority, "by_cert")
     assert good.client_key is not None
@@ -252,6 +252,8 @@ def test_a_client_certificate_that_cannot_be_used_is_told_before_anything_is_sen
         assert told in str(caught.value)
         for secret in ("PRIVATE KEY", "does not open it"):
             assert secret not in str(caught.value)
+        with pytest.raises(TlsError):
+            ask(plain_server.settings(tls=replace(tls, mode=TlsMode.PREFER)), IN_TLS)
 
 
 @pytest.mark.versions

@@ -77,23 +77,23 @@ class Authentication:
                 "Use scram-sha-256 in pg_hba.conf for this role, database and address.",
             )
         password = self._password()
-        # Given a placeholder: scramp prepares passwords as the RFC says, and refuses some that Postgres takes.
-        self._scram = self._scram_client(known, "*")
+        self._scram = self._scram_client(known)
+        # Set afterwards: scramp prepares passwords as the RFC says, and refuses some that Postgres takes.
         self._scram.password = PreparedPassword(password)
         return messages.sasl_initial(self._scram.mechanism_name, self._scram.get_client_first().encode())
 
-    def _scram_client(self, mechanisms: list[str], password: str) -> ScramClient:
+    def _scram_client(self, mechanisms: list[str]) -> ScramClient:
         try:
             if self._tls_object is not None:
                 try:
                     # The user name inside SCRAM is ignored by Postgres, which has it from the startup packet.
-                    return ScramClient(mechanisms, "*", password, ("tls-server-end-point", self._tls_object))
+                    return ScramClient(mechanisms, "*", "*", ("tls-server-end-point", self._tls_object))
                 except ScramException:
                     if _SCRAM not in mechanisms:
                         raise
                     # A certificate whose signature names no hash (Ed25519) has no binding of this kind.
             plain = [name for name in mechanisms if name == _SCRAM]
-            return ScramClient(plain or mechanisms, "*", password)
+            return ScramClient(plain or mechanisms, "*", "*")
         except ScramException as error:
             raise self._scram_failed(error) from error
 

@@ -29,7 +29,7 @@ from headwater.wire.replication import ReplicationStream
 from headwater.wire.server_errors import to_error
 from headwater.wire.settings import ConnectSettings, TlsMode
 from headwater.wire.startup import PINNED, PINNED_SINCE
-from headwater.wire.tls import alerted
+from headwater.wire.tls import alerted, check_files
 from headwater.wire.transport import Transport, open_transport
 
 _log = logging.getLogger(__name__)
@@ -60,6 +60,9 @@ class WireConnection:
     def _open_preferring_tls(
         cls, settings: ConnectSettings, replication: bool, options: Mapping[str, str]
     ) -> WireConnection:
+        if settings.tls.mode is TlsMode.PREFER and not settings.is_unix_socket:
+            # Files that cannot be used are the user's to mend, and no reason to go on in plain.
+            check_files(settings.tls)
         try:
             return cls._open(settings, replication, options)
         except (TlsError, AuthenticationError) as error:
