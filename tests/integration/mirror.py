@@ -135,7 +135,7 @@ class Watched:
 
     def wait_states(self, state: str, count: int, timeout: float = 60.0) -> None:
         def reached() -> bool:
-            return list(self.states().values()).count(state) == count
+            return [table.state for table in self.pipeline.progress.snapshot().tables].count(state) == count
 
         assert self._wait(reached, timeout), self.pipeline.progress.snapshot()
 

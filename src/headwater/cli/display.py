@@ -67,7 +67,7 @@ class PlainDisplay:
         self._console = console
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="headwater-display", daemon=True)
-        self._states: dict[str, str] = {}
+        self._states: dict[int, tuple[str, str]] = {}
         self._summary = ""
 
     def __enter__(self) -> Self:
@@ -88,12 +88,14 @@ class PlainDisplay:
     def look(self, *, with_summary: bool) -> None:
         """Print what is new since the last look."""
         snapshot = self._progress.snapshot()
+        # By their ids: dots can make one name of two tables.
+        states = {table.id: (table.name, table.state) for table in snapshot.tables}
         for table in snapshot.tables:
-            if self._states.get(table.name) != table.state:
+            if self._states.get(table.id) != states[table.id]:
                 self._line(f"{table.name}: {table.state}{_copied(table)}")
-        for name in self._states.keys() - snapshot.states().keys():
-            self._line(f"{name}: no longer in the publication")
-        self._states = snapshot.states()
+        for gone in self._states.keys() - states.keys():
+            self._line(f"{self._states[gone][0]}: no longer in the publication")
+        self._states = states
         line = summary(snapshot)
         if with_summary and snapshot.changes and line != self._summary:
             self._summary = line

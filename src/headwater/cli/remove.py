@@ -73,7 +73,8 @@ def _delete_state(settings: Settings) -> str:
         removed = store.remove()
     finally:
         store.close()
-    also = "the namespace headwater with it: no other pipeline used it"
     if not removed.rows:
-        return f"deleted {also}" if removed.was_last else ""
-    return "deleted its state" + (f", and {also}" if removed.was_last else "")
+        return "deleted the namespace headwater, in which nothing was" if removed.was_last else ""
+    return "deleted its state" + (
+        ", and the namespace headwater with it: no other pipeline used it" if removed.was_last else ""
+    )

@@ -13,6 +13,7 @@ import click
 from headwater.cli.control import Controlled, controlled
 from headwater.contracts.stores import APPLY
 from headwater.errors import PipelineLocked
+from headwater.schema.table import TableId
 from headwater.source.lock import PipelineLock
 from headwater.source.slots import apply_slot_name, create_slot, drop_slot
 from headwater.states import INIT
@@ -38,9 +39,11 @@ def resync(settings_file: Path, tables: tuple[str, ...], everything: bool) -> No
     if everything == bool(tables):
         raise click.UsageError("name the tables to copy again, or --all")
     with controlled(settings_file, "resync") as pipeline:
+        # Before the store is started, which makes its tables: a name that is wrong leaves nothing behind.
+        wanted = [] if everything else _wanted(pipeline, tables)
         pipeline.store.start()
         pipeline.store.load_table_states()
-        count = _all(pipeline) if everything else _some(pipeline, tables)
+        count = _all(pipeline) if everything else _some(pipeline, wanted)
         noun = "table is" if count == 1 else "tables are"
         click.echo(f"{count} {noun} copied again {pipeline.when()}")
 
@@ -72,10 +75,14 @@ def _all_with_a_new_slot(pipeline: Controlled) -> int:
     return count
 
 
-def _some(pipeline: Controlled, tables: Sequence[str]) -> int:
+def _wanted(pipeline: Controlled, tables: Sequence[str]) -> list[TableId]:
     known = pipeline.published()
     unknown = [table for table in tables if table not in known]
     if unknown:
         raise pipeline.unknown(unknown, known)
-    pipeline.store.update_table_states([(known[table], INIT) for table in dict.fromkeys(tables)])
-    return len(set(tables))
+    return [known[table] for table in dict.fromkeys(tables)]
+
+
+def _some(pipeline: Controlled, tables: Sequence[TableId]) -> int:
+    pipeline.store.update_table_states([(table, INIT) for table in tables])
+    return len(tables)

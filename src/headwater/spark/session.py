@@ -156,11 +156,7 @@ def translate(error: BaseException) -> HeadwaterError:
 
 
 # An error of ours that a task met comes back as the text of a Python traceback, which ends with it.
-_OURS = re.compile(
-    r"^headwater\.errors\.(?P<name>\w+): (?P<message>.+)"
-    r"(?:\ndetail: (?P<detail>(?:.+\n?)+?))?(?:\nhint: (?P<hint>.+))?$",
-    re.MULTILINE,
-)
+_OURS = re.compile(r"^headwater\.errors\.(?P<name>\w+): (?P<text>(?:.+\n?)+)", re.MULTILINE)
 _LAKE_AWAY = re.compile(
     r"java\.net\.|UnknownHostException|java\.io\.IOException|TimeoutException|ServiceUnavailable|ServiceFailureException"
     r"|SdkClientException|UncheckedSQLException|SQLTransient|SQLNonTransientConnection|SQLITE_(BUSY|CANTOPEN|IOERR|FULL)"
@@ -187,7 +183,9 @@ def _error_of_a_task(said: str) -> HeadwaterError | None:
     kind = getattr(errors, found["name"], None) if found is not None else None
     if found is None or not isinstance(kind, type) or not issubclass(kind, HeadwaterError):
         return None
-    return kind(found["message"], detail=(found["detail"] or "").strip(), hint=found["hint"] or "")
+    said, _, hint = found["text"].partition("\nhint: ")
+    message, _, detail = said.partition("\ndetail: ")
+    return kind(message.strip(), detail=detail.strip(), hint=hint.strip())
 
 
 def _what_was_said(error: BaseException) -> str:

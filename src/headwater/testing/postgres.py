@@ -29,7 +29,7 @@ from headwater.errors import HeadwaterError
 from headwater.testing import binaries
 from headwater.testing.binaries import Installation
 from headwater.testing.runtime import ServerDirectory, ServerUser, runnable, start_watchdog
-from headwater.testing.template import SUPERUSER, make_data_directory, make_standby_directory, server_environment
+from headwater.testing.template import SUPERUSER, make_data_directory, server_environment
 from headwater.wire.settings import ConnectSettings, Secret
 
 StopMode = Literal["smart", "fast", "immediate"]
@@ -97,25 +97,19 @@ class PostgresServer:
         hba: Sequence[str] | None = None,
         tls: ServerTls | None = None,
         password: str | None = None,
-        standby_of: PostgresServer | None = None,
     ) -> PostgresServer:
         """Start a server of a major version, by default the newest pinned one.
 
         `directory` keeps its files: they are used again if it holds a `data` directory, and stay after the end. Without
         it they are temporary. `settings` go into postgresql.conf after ours. `password` is the superuser's over TCP,
-        random by default. `standby_of` makes it a streaming standby of a running server, of its version and password.
+        random by default.
         """
         user = ServerUser.current()
-        if standby_of is not None:
-            installation, password = standby_of._installation, standby_of._password
-        else:
-            installation = runnable(binaries.find(version))
+        installation = runnable(binaries.find(version))
         files = ServerDirectory.create(user, directory)
         server = cls(installation, user, files, password if password is not None else secrets.token_urlsafe(18))
         try:
-            if standby_of is not None:
-                make_standby_directory(installation, user, files.data, standby_of.host, standby_of.port)
-            elif not (files.data / "PG_VERSION").exists():
+            if not (files.data / "PG_VERSION").exists():
                 make_data_directory(installation, user, files.data)
             server._configure(settings or {}, tls)
             server._write_hba(DEFAULT_HBA if hba is None else hba)
@@ -217,11 +211,6 @@ class PostgresServer:
                 with self.connect() as fresh:
                     if fresh.execute("select pg_conf_load_time()").fetchone() != before:
                         return
-
-    def promote(self) -> None:
-        """Make a standby a primary; returns when it is one."""
-        with self.connect() as connection:
-            connection.execute("select pg_promote()")
 
     def stop(self, mode: StopMode = "fast") -> None:
         """End the server and keep its files; `restart()` brings it back. `immediate` is a crash to the server."""

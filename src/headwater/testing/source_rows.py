@@ -78,13 +78,15 @@ def read_source(connection: Connection, schema: ReplicatedTableSchema) -> Iterat
         sql.Identifier(schema.name.namespace, schema.name.name),
     )
     statement = sql.SQL("copy ({}) to stdout (format csv, force_quote *)").format(select)
+    longest = 0
     with tempfile.TemporaryFile() as file:
         with connection.cursor() as cursor, cursor.copy(statement) as copy:
-            for block in copy:
-                file.write(block)
+            for row in copy:
+                file.write(row)
+                longest = max(longest, len(row))
         if file.tell():
             file.seek(0)
-            yield from _parse(file, schema)
+            yield from _parse(file, schema, max(BLOCK_BYTES, 2 * longest))
 
 
 def _expression(column: ColumnSchema) -> sql.Composable:
@@ -97,11 +99,11 @@ def _expression(column: ColumnSchema) -> sql.Composable:
     return sql.SQL("to_json({}::text[])").format(name)
 
 
-def _parse(file: IO[bytes], schema: ReplicatedTableSchema) -> Iterator[pa.RecordBatch]:
+def _parse(file: IO[bytes], schema: ReplicatedTableSchema, block_bytes: int) -> Iterator[pa.RecordBatch]:
     names = [column.name for column in schema.columns]
     reader = csv.open_csv(
         file,
-        read_options=csv.ReadOptions(column_names=names, block_size=BLOCK_BYTES),
+        read_options=csv.ReadOptions(column_names=names, block_size=block_bytes),
         parse_options=csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
         # Quoted is the empty string, unquoted is NULL.
         convert_options=csv.ConvertOptions(

@@ -32,13 +32,6 @@ def make_data_directory(installation: Installation, user: ServerUser, target: Pa
     _new_identity(target)
 
 
-def make_standby_directory(installation: Installation, user: ServerUser, target: Path, socket: str, port: int) -> None:
-    """A copy of a running server's data directory that follows it, through its trusted Unix socket."""
-    target.mkdir()
-    arguments = [f"--host={socket}", f"--port={port}", f"--username={SUPERUSER}", "--checkpoint=fast"]
-    _run(installation, user, target, "pg_basebackup", [*arguments, "--write-recovery-conf", "--no-sync"])
-
-
 def _initdb(installation: Installation, user: ServerUser, target: Path) -> None:
     arguments = [f"--username={SUPERUSER}", "--encoding=UTF8", "--no-locale", "--auth=trust", "--no-sync"]
     _run(installation, user, target, "initdb", [*arguments, "--no-instructions"])

@@ -38,6 +38,15 @@ def test_plain_lines_tell_each_state_once_and_are_never_wrapped() -> None:
     ]
 
 
+def test_two_tables_that_a_dot_gives_one_name_are_told_apart() -> None:
+    progress, display, out = plain()
+    progress.table_state(1, "a.b.c", "init")
+    progress.table_state(2, "a.b.c", "ready")
+    display.look(with_summary=False)
+    display.look(with_summary=False)
+    assert out.getvalue().splitlines() == ["a.b.c: init", "a.b.c: ready"]
+
+
 def test_a_summary_comes_only_when_something_changed() -> None:
     progress, display, out = plain()
     progress.batch_applied(changes=500, tables=1, seconds=0.1, newest_commit_time=999.0)

@@ -59,8 +59,10 @@ org.apache.spark.api.python.PythonException: Traceback (most recent call last):
 """
 
 
-def test_an_error_of_ours_that_a_task_met_is_itself_again() -> None:
-    raised = ValueOutOfRange("column day of t: infinity", detail="two\nlines", hint="Change it.")
+@pytest.mark.parametrize("detail", ["", "one line", "two\nlines"])
+@pytest.mark.parametrize("hint", ["", "Change it."])
+def test_an_error_of_ours_that_a_task_met_is_itself_again(detail: str, hint: str) -> None:
+    raised = ValueOutOfRange("column day of t: infinity", detail=detail, hint=hint)
     met = translate(RuntimeError(FROM_A_TASK.format(error=f"headwater.errors.ValueOutOfRange: {raised}")))
     assert type(met) is ValueOutOfRange
     assert str(met) == str(raised)
