@@ -15,6 +15,7 @@ from headwater.source.lock import PipelineLock
 from headwater.source.session import connect
 from headwater.store.connection import StoreConnection
 from headwater.testing.postgres import DEFAULT_HBA, PostgresServer, ServerTls
+from headwater.testing.standby import promote, standby_of
 from headwater.wire.connection import WireConnection
 from headwater.wire.settings import ConnectSettings, Secret, TargetSessionAttrs, TlsMode, TlsSettings
 from tests.integration.ways import Ask, by_psycopg, by_replication, by_wire, each_way
@@ -53,7 +54,7 @@ class Pair:
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Pair]:
-    with PostgresServer.start() as primary, PostgresServer.start(standby_of=primary) as standby:
+    with PostgresServer.start() as primary, standby_of(primary) as standby:
         yield Pair(primary, standby)
 
 
@@ -172,7 +173,7 @@ def test_a_host_that_refuses_us_ends_the_search(ask: Ask, pair: Pair) -> None:
 def test_after_a_failover_every_way_reaches_the_new_primary() -> None:
     with ExitStack() as stack:
         primary = stack.enter_context(PostgresServer.start())
-        standby = stack.enter_context(PostgresServer.start(standby_of=primary))
+        standby = stack.enter_context(standby_of(primary))
         settings = Pair(primary, standby).settings(primary, standby)
         lock, store = PipelineLock(settings, 1), StoreConnection(settings, "store")
         lock.acquire()
@@ -192,7 +193,7 @@ def test_after_a_failover_every_way_reaches_the_new_primary() -> None:
             with pytest.raises(ConnectError, match="none of the servers"):
                 ask(settings, WHERE)
 
-        standby.promote()
+        promote(standby)
         for ask in (by_wire, by_replication, by_psycopg):
             assert ask(settings, WHERE) == str(standby.port)
         assert store.use(port_of) == standby.port
