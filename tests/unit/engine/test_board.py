@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 import pytest
 
@@ -22,11 +23,11 @@ class SlowStore(MemoryStore):
         super().__init__()
         self.begun, self.release = threading.Event(), threading.Event()
 
-    def update_table_state(self, table_id: TableId, state: TableState) -> None:
-        if state.phase is Phase.INIT:
+    def update_table_states(self, updates: Sequence[tuple[TableId, TableState]]) -> None:
+        if any(state.phase is Phase.INIT for _, state in updates):
             self.begun.set()
             assert self.release.wait(30)
-        super().update_table_state(table_id, state)
+        super().update_table_states(updates)
 
 
 def waiting_board(store: MemoryStore) -> Board:
