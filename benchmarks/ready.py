@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks.setting import Clock, Figure, Setting
 from headwater.testing.source_rows import Connection
 
-TABLES = 20
+TABLES = int(os.environ.get("BENCH_TABLES", "20"))
 ROWS = 1000
 MARK_SECONDS = 90
 _POLL_SECONDS = 0.05

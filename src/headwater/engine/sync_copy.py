@@ -21,20 +21,22 @@ from headwater.engine.retry import WORLD
 from headwater.engine.run import Run
 from headwater.engine.sync_slot import GaveWay, SyncSlot
 from headwater.engine.sync_tables import SyncTable, SyncTables
-from headwater.errors import HeadwaterError, Retry, SchemaError, SparkLost
+from headwater.errors import HeadwaterError, Retry, SchemaError, ServerError, SparkLost
 from headwater.schema.table import ReplicatedTableSchema, SnapshotId, TableId
 from headwater.source.catalog import load_table_schemas
 from headwater.source.exported_snapshot import TableLock, taken_tables, waits_for_each_other
-from headwater.source.publication import published_tables
+from headwater.source.publication import PublishedTable, published_tables
+from headwater.source.session import Connection, impatient
 from headwater.spark.session import translate
 from headwater.spark.small_tables import NO_ROWS, HeldRows, Outcome, read_in_one_job
 from headwater.states import FINISHED_COPY, Actor
-from headwater.wire.settings import ConnectSettings
 
 log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.2
 _CHECK_SECONDS = 1.0
+_CATALOG_SECONDS = 0.5
+_LOCK_NOT_AVAILABLE = "55P03"
 
 
 class _GroupRead(Result):
@@ -45,13 +47,14 @@ class SyncCopy:
     """Used by the worker's thread, once."""
 
     def __init__(
-        self, run: Run, tables: SyncTables, lock: TableLock, slot: SyncSlot, settings: ConnectSettings, bell: Bell
+        self, run: Run, tables: SyncTables, lock: TableLock, slot: SyncSlot, admin: Connection, bell: Bell
     ) -> None:
         self._run = run
         self._tables = tables
         self._lock = lock
         self._slot = slot
-        self._settings = settings
+        self._settings = replace(run.settings, application_name=slot.name)
+        self._admin = admin
         self._bell = bell
         self._checked = time.monotonic()
 
@@ -65,11 +68,7 @@ class SyncCopy:
     # What is to be read
 
     def _plan(self) -> None:
-        run, connection = self._run, self._lock.connection
-        # Read again under the lock: row filter and column list may be others than when the table joined.
-        published = {table.id: table for table in published_tables(connection, run.config.publication_name)}
-        ids = [table.id for table in self._tables.working]
-        found = load_table_schemas(connection, ids, run.config.publication_name, SnapshotId(self._slot.start.value))
+        published, schemas = self._read_catalog()
 
         def plan(table: SyncTable) -> None:
             table.published = published.get(table.id, table.published)
@@ -77,9 +76,26 @@ class SyncCopy:
                 # It has grown since it was listed, and would keep the others waiting.
                 self._tables.send_back(table, alone=True)
                 return
-            self._plan_table(table, found.get(table.id))
+            self._plan_table(table, schemas.get(table.id))
 
         self._tables.each(plan)
+
+    def _read_catalog(self) -> tuple[dict[TableId, PublishedTable], dict[TableId, ReplicatedTableSchema]]:
+        """Again under the lock: row filter and column list may be others than when the tables joined.
+
+        On a session without locks: the server's function opens every table of the publication. With our lock in the same
+        session, whoever has taken another of them and wants ours would be in a deadlock with us, and might be its victim.
+        """
+        publication, ids = self._run.config.publication_name, [table.id for table in self._tables.working]
+        try:
+            with impatient(self._admin, _CATALOG_SECONDS):
+                published = {table.id: table for table in published_tables(self._admin, publication)}
+                snapshot_id = SnapshotId(self._slot.start.value)
+                return published, load_table_schemas(self._admin, ids, publication, snapshot_id)
+        except ServerError as error:
+            if error.sqlstate != _LOCK_NOT_AVAILABLE:
+                raise
+            raise GaveWay(self._tables.what, taken_tables(self._admin, ids)) from error
 
     def _plan_table(self, table: SyncTable, schema: ReplicatedTableSchema | None) -> None:
         run = self._run

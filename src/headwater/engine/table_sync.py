@@ -140,7 +140,7 @@ class TableSyncWorker:
         with table_lock(self._settings, ids, wait=not tables.is_group) as lock:
             slot = make_sync_slot(self._run_, self._settings, self.slot_name, tables.what, admin, lock)
             try:
-                SyncCopy(self._run_, tables, lock, slot, self._settings, self._bell).copy()
+                SyncCopy(self._run_, tables, lock, slot, admin, self._bell).copy()
             except BaseException:
                 slot.connection.close()
                 raise
