@@ -30,6 +30,12 @@ from tests.integration.mirror import MirrorDestination, Running, config, running
 SLOT = apply_slot_name(1)
 TABLES = 8
 
+# PySpark leaves the sockets of its answers to the garbage collector.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
 
 def make_tables(database: Database, count: int, rows: int = 20, prefix: str = "t") -> list[str]:
     names = [f"{prefix}{number}" for number in range(count)]
@@ -352,7 +358,7 @@ def test_a_group_is_read_by_one_spark_job(database: Database, spark: SparkSessio
         run.wait_states("ready", TABLES + 1)
         # The bad one has failed in the same job, by itself.
         assert run.states()["public.dates"] == "errored"
-        assert any("dates" in error and "-infinity" in error for error in run.pipeline.progress.snapshot().errors)
+        assert any("'day' holds a date value" in error for error in run.pipeline.progress.snapshot().errors)
         run.assert_equal(*names, "nothing")
     # The mirror reads the rows that the driver holds: there is no other job.
     assert len(jobs_with_tag(spark, f"headwater-copy-1-{group_slot_name(1, 1)}")) == 1

@@ -9,7 +9,6 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -31,10 +30,10 @@ _ARROW_ANSWER = pa.schema([("table", pa.int64()), ("rows", pa.binary()), ("error
 class HeldRows:
     """A table's rows in the driver's memory, as an Arrow IPC stream; empty for none."""
 
-    stream: Any
+    stream: bytes
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        if len(self.stream):
+        if self.stream:
             yield from pa.ipc.open_stream(self.stream)
 
     @property
@@ -43,9 +42,9 @@ class HeldRows:
 
     def dataframe(self, spark: SparkSession, schema: ReplicatedTableSchema) -> DataFrame:
         """One task that has the rows in it: one file in the lake, and the same types as any other copy."""
-        if not len(self.stream):
+        if not self.stream:
             return spark.createDataFrame([], spark_schema(schema))
-        return map_in_arrow(spark.range(0, 1, 1, numPartitions=1), _giver(bytes(self.stream)), spark_schema(schema))
+        return map_in_arrow(spark.range(0, 1, 1, numPartitions=1), _giver(self.stream), spark_schema(schema))
 
 
 NO_ROWS = HeldRows(b"")
@@ -63,16 +62,13 @@ def read_in_one_job(
         return {}
     read = _reader(tasks, budget_bytes // len(tasks))
     numbers = spark.range(0, len(tasks), 1, numPartitions=len(tasks))
-    answers = map_in_arrow(numbers, read, _ANSWER).toArrow()
     outcomes: dict[TableId, Outcome] = {}
-    for id, rows, error in zip(*(answers.column(name) for name in _ANSWER.names), strict=True):
-        outcome: Outcome = None
-        if error.is_valid:
+    for id, rows, error in map_in_arrow(numbers, read, _ANSWER).collect():
+        if error is not None:
             # Pickled by ourselves, in the task: nobody else writes into this answer.
-            outcome = pickle.loads(error.as_py())
-        elif rows.is_valid:
-            outcome = HeldRows(rows.as_buffer())
-        outcomes[TableId(id.as_py())] = outcome
+            outcomes[TableId(id)] = pickle.loads(error)
+        else:
+            outcomes[TableId(id)] = None if rows is None else HeldRows(bytes(rows))
     return outcomes
 
 
