@@ -7,10 +7,16 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import copy, drain, freshness, ready
+from benchmarks import beside_copy, copy, drain, freshness, ready
 from benchmarks.setting import setting
 
-BENCHMARKS = {"ready": ready.run, "freshness": freshness.run, "drain": drain.run, "copy": copy.run}
+BENCHMARKS = {
+    "ready": ready.run,
+    "freshness": freshness.run,
+    "beside_copy": beside_copy.run,
+    "drain": drain.run,
+    "copy": copy.run,
+}
 
 
 def main(names: list[str]) -> int:
