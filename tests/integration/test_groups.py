@@ -381,19 +381,16 @@ def test_thirty_small_tables_in_iceberg_end_equal(
     database: Database, spark: SparkSession, lake_settings: IcebergSettings
 ) -> None:
     names = make_tables(database, 30, prefix="shelf")
-    types = (
-        "big numeric(20, 4) default 1.5, add column at timestamp default now(), add column tags text[] default '{a}'"
-    )
+    types = "big numeric(20, 4) default 1.5, add column at timestamp default now(), add column tags text[] default '{a}'"
     database.execute(f"alter table shelf1 add column {types}")
     database.execute("truncate shelf2")
     store = MemoryStore()
     destination = IcebergDestination(spark, store, lake_settings)
     pipeline = Pipeline(config(database, id=77), store, destination, spark=spark)
-    with writing(database, names):
+    with writing(database, names[:2]):
         pipeline.start()
         run = Running(database, pipeline, MirrorDestination())
         run.wait_states("ready", 30, timeout=200)
-        assert pipeline.progress.snapshot().hand_offs == 1
     run.wait_caught_up()
     run.stop()
     assert lake_settings.warehouse_path is not None
