@@ -140,6 +140,22 @@ def test_large_tables_have_a_slot_each_beside_a_group(database: Database, monkey
         run.assert_equal("t0", "t1", "t2", "large")
 
 
+def test_a_table_that_has_grown_since_it_was_listed_leaves_its_group(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sync_copy, "SMALL_TABLE_BYTES", 64 << 10)  # as if it had been smaller when groups were formed
+    names = make_tables(database, TABLES)
+    database.execute("create table grown(id int primary key, note text)")
+    database.execute("insert into grown select i, repeat('x', 100) from generate_series(1, 2000) i")
+    gate = Gate()
+    with running(database, gate) as run:
+        run.wait_states("ready", TABLES + 1)
+        run.assert_equal(*names, "grown")
+        assert sorted(gate.copies) == sorted([*names, "grown"])
+        assert len({gate.starts[name] for name in names}) == 1
+        assert gate.starts["grown"] != gate.starts["t0"]
+
+
 def test_rows_written_during_a_groups_copy_are_neither_lost_nor_doubled(database: Database) -> None:
     names = make_tables(database, TABLES)
     with writing(database, names), running(database) as run:
@@ -381,7 +397,9 @@ def test_thirty_small_tables_in_iceberg_end_equal(
     database: Database, spark: SparkSession, lake_settings: IcebergSettings
 ) -> None:
     names = make_tables(database, 30, prefix="shelf")
-    types = "big numeric(20, 4) default 1.5, add column at timestamp default now(), add column tags text[] default '{a}'"
+    types = (
+        "big numeric(20, 4) default 1.5, add column at timestamp default now(), add column tags text[] default '{a}'"
+    )
     database.execute(f"alter table shelf1 add column {types}")
     database.execute("truncate shelf2")
     store = MemoryStore()
