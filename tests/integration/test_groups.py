@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -172,6 +173,7 @@ def test_rows_written_during_a_groups_copy_are_neither_lost_nor_doubled(database
 def test_busy_tables_of_a_group_are_handed_over_a_few_at_a_time_and_end_equal(database: Database) -> None:
     names = make_tables(database, TABLES)
     gate = Gate("t3")
+    gate.before_events = lambda batch: time.sleep(0.05)  # a slow one: changes of the others come during a hand-off
     with running(database, gate) as run:
         assert gate.begun.wait(30)
         for name in names:
