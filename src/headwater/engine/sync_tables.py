@@ -36,7 +36,10 @@ class SyncTable:
     """One table of a worker. Used by the worker's thread; `stop` may be set by any."""
 
     def __init__(self, published: PublishedTable, stop: Stop) -> None:
+        self.listed = published
+        """As the pool knew it."""
         self.published = published
+        """The same, and as the publication has it under the lock once that is held."""
         self.stop = stop
         self.pending: PendingResult | None = None
         """The destination's last call for this table alone."""

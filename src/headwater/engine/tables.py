@@ -150,8 +150,9 @@ class TableSyncPool:
     def _take_back(self, table: SyncTable) -> None:
         if table.id not in self._tables:
             return
-        # What was read under the lock is newer: the next attempt is planned by it.
-        self._tables[table.id] = table.published
+        if self._tables[table.id] is table.listed:
+            # Read again under the lock: the next attempt knows how large it is.
+            self._tables[table.id] = table.published
         if table.wait_seconds is not None:
             self._not_before[table.id] = time.monotonic() + table.wait_seconds
         if table.goes_alone:
