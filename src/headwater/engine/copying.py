@@ -37,6 +37,7 @@ class TableCopy:
         plan: CopyPlan,
         settings: ConnectSettings,
         exported_snapshot: str,
+        connections: int,
     ) -> None:
         self.schema = schema
         self.plan = plan
@@ -46,6 +47,7 @@ class TableCopy:
         self._table = table
         self._settings = settings
         self._exported_snapshot = exported_snapshot
+        self._connections = connections
         self._tag = f"headwater-copy-{run.config.id}-{table.id}"
         self._started = time.monotonic()
         self._lock = threading.Lock()
@@ -77,9 +79,8 @@ class TableCopy:
             return self.held.dataframe(spark, self.schema)
         with self._lock:
             self._rows = spark.sparkContext.accumulator(0)
-        connections = self._run.config.max_copy_connections_per_table
         return copy_dataframe(
-            spark, self._settings, self._exported_snapshot, self.plan, self.schema, connections, self._rows
+            spark, self._settings, self._exported_snapshot, self.plan, self.schema, self._connections, self._rows
         )
 
     def in_job_group(self, work: Callable[[], None]) -> None:

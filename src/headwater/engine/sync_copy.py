@@ -15,6 +15,7 @@ from dataclasses import replace
 from headwater.contracts.results import Result, WriteTableRowsResult
 from headwater.engine.bell import Bell
 from headwater.engine.calls import call
+from headwater.engine.copy_cores import CopyCores, CopyShare
 from headwater.engine.copying import TableCopy, cancel_tagged, tagged
 from headwater.engine.groups import HELD_BYTES, SMALL_TABLE_BYTES
 from headwater.engine.retry import WORLD
@@ -47,7 +48,14 @@ class SyncCopy:
     """Used by the worker's thread, once."""
 
     def __init__(
-        self, run: Run, tables: SyncTables, lock: TableLock, slot: SyncSlot, admin: Connection, bell: Bell
+        self,
+        run: Run,
+        tables: SyncTables,
+        lock: TableLock,
+        slot: SyncSlot,
+        admin: Connection,
+        cores: CopyCores,
+        bell: Bell,
     ) -> None:
         self._run = run
         self._tables = tables
@@ -55,19 +63,24 @@ class SyncCopy:
         self._slot = slot
         self._settings = replace(run.settings, application_name=slot.name)
         self._admin = admin
+        self._cores = cores
         self._bell = bell
         self._checked = time.monotonic()
 
     def copy(self) -> None:
         """Every table that still works in the end is durable in the destination, and FinishedCopy."""
-        self._plan()
         if self._tables.is_group:
+            self._plan(CopyShare(self._cores.beside_changes))
             self._read_together()
-        self._write()
+            self._write()
+            return
+        with self._cores.share(alone=len(self._run.board.all()) == 1) as share:
+            self._plan(share)
+            self._write()
 
     # What is to be read
 
-    def _plan(self) -> None:
+    def _plan(self, share: CopyShare) -> None:
         published, schemas = self._read_catalog()
 
         def plan(table: SyncTable) -> None:
@@ -76,7 +89,7 @@ class SyncCopy:
                 # It has grown since it was listed, and would keep the others waiting.
                 self._tables.send_back(table, alone=True)
                 return
-            self._plan_table(table, schemas.get(table.id))
+            self._plan_table(table, schemas.get(table.id), share)
 
         self._tables.each(plan)
 
@@ -97,7 +110,7 @@ class SyncCopy:
                 raise
             raise GaveWay(self._tables.what, taken_tables(self._admin, ids)) from error
 
-    def _plan_table(self, table: SyncTable, schema: ReplicatedTableSchema | None) -> None:
+    def _plan_table(self, table: SyncTable, schema: ReplicatedTableSchema | None, share: CopyShare) -> None:
         run = self._run
         if schema is None or not schema.columns:
             raise SchemaError(
@@ -108,12 +121,18 @@ class SyncCopy:
             )
         run.store.store_table_schema(schema.table_schema)
         cores = run.spark.sparkContext.defaultParallelism if run.spark is not None else 1
-        at_once = min(cores, run.config.max_copy_connections_per_table)
-        plan = self._lock.plan(table.published, schema, parallelism=at_once)
+        plan = self._lock.plan(
+            table.published,
+            schema,
+            target_range_bytes=share.range_bytes,
+            parallelism=min(cores, share.connections),
+        )
         if not run.config.table_sync_copy.copies(str(table.published.name)):
             plan = replace(plan, ranges=())
         table.schema = schema
-        table.copy = TableCopy(run, table.published, schema, plan, self._settings, self._slot.exported_snapshot)
+        table.copy = TableCopy(
+            run, table.published, schema, plan, self._settings, self._slot.exported_snapshot, share.connections
+        )
 
     # The rows of small tables
 
@@ -130,7 +149,7 @@ class SyncCopy:
         small = [copy.as_small() for copy in copies.values() if copy.held is None]
         tag = f"headwater-copy-{self._run.config.id}-{self._slot.name}"
         outcomes: dict[TableId, Outcome] = {}
-        at_once = min(spark.sparkContext.defaultParallelism, self._run.config.max_copy_connections_per_table)
+        at_once = self._cores.beside_changes
 
         def read(result: _GroupRead) -> None:
             outcomes.update(read_in_one_job(spark, small, at_once, HELD_BYTES))

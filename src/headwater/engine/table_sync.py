@@ -14,6 +14,7 @@ from dataclasses import replace
 from headwater.contracts.results import DropTableForCopyResult
 from headwater.engine.bell import Bell
 from headwater.engine.calls import call
+from headwater.engine.copy_cores import CopyCores
 from headwater.engine.run import Run
 from headwater.engine.sync_copy import SyncCopy
 from headwater.engine.sync_follow import SyncFollow
@@ -40,11 +41,13 @@ class TableSyncWorker:
         run: Run,
         tables: Sequence[PublishedTable],
         slot_name: str,
+        cores: CopyCores,
         on_fatal: Callable[[HeadwaterError], None],
     ) -> None:
         self._run_ = replace(run, stop=run.stop.part())
         self._whole_run = run
         self._tables = SyncTables(self._run_, tables)
+        self._cores = cores
         self._on_fatal = on_fatal
         self._bell = Bell()
         self.slot_name = slot_name
@@ -140,7 +143,7 @@ class TableSyncWorker:
         with table_lock(self._settings, ids, wait=not tables.is_group) as lock:
             slot = make_sync_slot(self._run_, self._settings, self.slot_name, tables.what, admin, lock)
             try:
-                SyncCopy(self._run_, tables, lock, slot, admin, self._bell).copy()
+                SyncCopy(self._run_, tables, lock, slot, admin, self._cores, self._bell).copy()
             except BaseException:
                 slot.connection.close()
                 raise

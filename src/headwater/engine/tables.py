@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 
 from headwater.engine.bell import Bell
+from headwater.engine.copy_cores import CopyCores
 from headwater.engine.groups import form_groups
 from headwater.engine.run import Run
 from headwater.engine.sync_tables import SyncTable
@@ -22,6 +23,7 @@ from headwater.schema.table import TableId
 from headwater.source.publication import PublishedTable
 from headwater.source.session import connect
 from headwater.source.slots import drop_slot, group_slot_name, sync_slot_name
+from headwater.spark.copy_source import task_slots
 from headwater.states import INIT, Actor, Phase, TableState
 
 log = logging.getLogger(__name__)
@@ -46,6 +48,9 @@ class TableSyncPool:
         self._leaving: set[TableId] = set()
         self._copy_again: dict[TableId, str | None] = {}
         self._drop_again_at = 0.0
+        self._cores = CopyCores(
+            task_slots(run.spark), run.config.max_copy_connections_per_table, run.config.max_table_sync_workers
+        )
         self.bell = Bell()
         run.board.listen(self.bell.ring)
 
@@ -90,7 +95,7 @@ class TableSyncPool:
         due = self._due()
         alone = self._alone | {table.id for table in due if self._run.board.has_failed(table.id)}
         for tables in form_groups(due, alone)[:free]:
-            worker = TableSyncWorker(self._run, tables, self._slot_name(tables), self._on_fatal)
+            worker = TableSyncWorker(self._run, tables, self._slot_name(tables), self._cores, self._on_fatal)
             thread = threading.Thread(
                 target=self._run_worker, args=(worker,), name=f"headwater-sync-{tables[0].name}", daemon=True
             )
