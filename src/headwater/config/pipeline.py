@@ -120,7 +120,12 @@ class PipelineConfig(Checked):
         Setting("Large tables, or groups of small ones, that are copied side by side; each has a slot.", above=0),
     ] = 4
     max_copy_connections_per_table: Annotated[
-        int, Setting("Connections that read one table, or one group of small ones, at once.", above=0)
+        int,
+        Setting(
+            "Connections that read one table, or one group of small ones, at once. Fewer where Spark has fewer cores: beside "
+            "other tables a copy leaves one of them to changes.",
+            above=0,
+        ),
     ] = 4
     memory_refresh_interval_ms: Annotated[
         int, Setting("How often the use of memory is looked at. Not acted on yet.", above=0)
