@@ -71,6 +71,28 @@ def test_the_driver_is_killed_in_the_middle_of_the_copy(shop: Database, tmp_path
         run.assert_equal("orders", "small")
 
 
+@pytest.mark.slow
+def test_the_driver_is_killed_in_the_middle_of_a_group_of_small_tables(database: Database, tmp_path: Path) -> None:
+    names = [f"t{number}" for number in range(8)]
+    for name in names:
+        database.execute(f"create table {name}(id int primary key, counter int not null)")
+        database.execute(f"insert into {name} select i, 1 from generate_series(1, 100) i")
+    database.execute("create publication shop for all tables")
+    with driver(database, tmp_path) as run:
+        run.start()
+        wait_until(
+            lambda: "finished_copy" in run.states(), 90, what="a copy of the group to end", still_good=run.still_running
+        )
+        run.kill()
+        for name in names:
+            database.execute(f"update {name} set counter = 2 where id <= 50; delete from {name} where id > 90")
+        run.start()
+        run.wait_ready(len(names), READY_SECONDS)
+        run.wait_caught_up()
+        assert run.stop() == 0, run.output
+        run.assert_equal(*names)
+
+
 def test_the_driver_is_killed_in_the_middle_of_streaming(shop: Database, tmp_path: Path) -> None:
     with driver(shop, tmp_path) as run:
         run.start()

@@ -233,6 +233,20 @@ def test_tables_in_schema_follow_the_schema(shop: Database) -> None:
         assert "public.shelves" in run.states()
 
 
+def test_a_table_that_another_session_has_for_itself_holds_neither_the_look_nor_a_stop_up(shop: Database) -> None:
+    """The server opens every table to say what a publication has."""
+    with running(shop) as run, shop.connect() as other:
+        wait_ready(run, "items", "orders")
+        with other.transaction():
+            other.execute("lock table items in access exclusive mode")
+            # Somebody asks for something that only a new look can see, so that one is under way.
+            shop.execute("create table late(id int primary key)")
+            shop.execute("alter publication shop add table late")
+            waits = "select count(*) from pg_locks where relation = 'items'::regclass and not granted"
+            run.wait_for(lambda: shop.value(waits) > 0)
+            run.stop()
+
+
 @pytest.mark.versions
 def test_row_filter_and_column_list_hold_in_copy_and_stream_and_when_they_change(shop: Database) -> None:
     shop.execute("alter publication shop set table orders where (id <= 50), items (id)")

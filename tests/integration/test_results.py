@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 import pytest
 
@@ -230,9 +231,9 @@ class OrderedStore(MemoryStore):
         super().__init__()
         self.steps: list[str] = []
 
-    def update_table_state(self, table_id: TableId, state: TableState) -> None:
-        self.steps.append(state.phase.value)
-        super().update_table_state(table_id, state)
+    def update_table_states(self, updates: Sequence[tuple[TableId, TableState]]) -> None:
+        self.steps += [state.phase.value for _, state in updates]
+        super().update_table_states(updates)
 
     def upsert_replication_progress(self, worker_type: WorkerType, flush_lsn: EndLsn) -> EndLsn:
         self.steps.append("progress")
@@ -400,11 +401,12 @@ class ShakyStore(MemoryStore):
         super().__init__()
         self.left = dict.fromkeys(phases, 1)
 
-    def update_table_state(self, table_id: TableId, state: TableState) -> None:
-        if self.left.get(state.phase, 0) > 0:
-            self.left[state.phase] -= 1
-            raise StoreUnavailable("the store is away", hint="Wait.")
-        super().update_table_state(table_id, state)
+    def update_table_states(self, updates: Sequence[tuple[TableId, TableState]]) -> None:
+        for phase in {state.phase for _, state in updates}:
+            if self.left.get(phase, 0) > 0:
+                self.left[phase] -= 1
+                raise StoreUnavailable("the store is away", hint="Wait.")
+        super().update_table_states(updates)
 
 
 @pytest.mark.invariant(15)
@@ -413,13 +415,14 @@ def test_a_store_that_is_away_at_the_hand_off_holds_nobody_up_for_ever(shop: Dat
     store = ShakyStore(Phase.SYNC_DONE, Phase.READY)
     failed_once = threading.Event()
 
-    def also_the_way_back(table: TableId, state: TableState) -> None:
-        if state.phase is Phase.INIT and store.left[Phase.SYNC_DONE] == 0 and not failed_once.is_set():
+    def also_the_way_back(updates: Sequence[tuple[TableId, TableState]]) -> None:
+        back = any(state.phase is Phase.INIT for _, state in updates)
+        if back and store.left[Phase.SYNC_DONE] == 0 and not failed_once.is_set():
             failed_once.set()
             raise StoreUnavailable("the store is still away", hint="Wait.")
-        ShakyStore.update_table_state(store, table, state)
+        ShakyStore.update_table_states(store, updates)
 
-    store.update_table_state = also_the_way_back  # type: ignore[method-assign]
+    store.update_table_states = also_the_way_back  # type: ignore[method-assign]
     with running(shop, store=store) as run:
         run.wait_states("ready", 2)
         assert failed_once.is_set()

@@ -37,6 +37,11 @@ Change = tuple[int, int]
 """The sequence key: commit LSN and ordinal."""
 
 
+def some_tables(n: int) -> set[TableId]:
+    """One of them, and perhaps others."""
+    return {TABLES[n % 3]} | {table for i, table in enumerate(TABLES) if n // 3 >> i & 1}
+
+
 class Violation(Exception):
     """A change was lost, doubled or out of order, or the workers stand still for ever."""
 
@@ -76,10 +81,14 @@ class Copy:
 
 @dataclass
 class Sync:
-    """A table sync worker's memory."""
+    """A table sync worker's memory: one slot and one position for one table or several."""
 
-    start: EndLsn
-    position: EndLsn
+    tables: set[TableId]
+    start: EndLsn = ZERO
+    position: EndLsn = ZERO
+    asked: set[TableId] = field(default_factory=set)
+    """Those that are being handed over; what comes for the others meanwhile is deferred."""
+    deferred: list[Transaction] = field(default_factory=list)
 
 
 @dataclass
@@ -99,6 +108,8 @@ class Rules:
     confirms_early = False
     goes_on_past_a_failure = False
     confirms_idle_with_changes_waiting = False
+    writes_deferred_before_asking = True
+    lets_go_of_what_was_handed_over = True
 
     def owns(self, commit: CommitLsn, from_lsn: EndLsn) -> bool:
         return commit.at_or_past(from_lsn)
@@ -256,51 +267,81 @@ class World:
     # Table sync workers
 
     def sync_start(self, n: int) -> None:
-        table = TABLES[n % 3]
-        if self.states[table] == INIT:
-            self.syncs.pop(table, None)
+        """One worker for some of the tables that wait: one, or a group."""
+        tables = {table for table in some_tables(n) if self.states[table] == INIT}
+        for table in tables:
             self.move(table, DATA_SYNC, Actor.TABLE_SYNC)
+        self.syncs |= dict.fromkeys(tables, Sync(tables))
 
     def sync_copy(self, n: int) -> None:
-        table = TABLES[n % 3]
-        if self.states[table] == DATA_SYNC:
-            start = EndLsn(self.wal)
+        """All tables of a worker at one snapshot."""
+        sync = self.syncs.get(TABLES[n % 3])
+        if sync is None or sync.start != ZERO:
+            return
+        sync.start = sync.position = EndLsn(self.wal)
+        for table in sync.tables:
             rows = {change for tx in self.log for change in tx.changes(table)}
-            self.copies[table] = Copy(start, rows, (start.value, -1))
-            self.syncs[table] = Sync(start, start)
+            self.copies[table] = Copy(sync.start, rows, (sync.start.value, -1))
             self.move(table, FINISHED_COPY, Actor.TABLE_SYNC)
 
     def sync_follow(self, n: int) -> None:
         """Reads on from its own slot and writes at once; without anything to read, a keepalive says how far it is."""
-        table = TABLES[n % 3]
-        sync = self.syncs.get(table)
-        if sync is None:
+        sync = self.syncs.get(TABLES[n % 3])
+        if sync is None or sync.start == ZERO:
             return
+        if not sync.asked:
+            self._write_deferred(sync)
         first = self._first(sync.position)
         taken = self.log[first : first + 1 + n % 2]
         for tx in taken:
-            self.copies[table].write(tx.changes(table), Actor.TABLE_SYNC)
+            for table in sync.asked or sync.tables:
+                self.copies[table].write(tx.changes(table), Actor.TABLE_SYNC)
+            if sync.asked:
+                sync.deferred.append(tx)
         sync.position = max(sync.position, taken[-1].end if taken else EndLsn(self.wal))
 
+    def _write_deferred(self, sync: Sync) -> None:
+        for tx in sync.deferred:
+            for table in sync.tables:
+                self.copies[table].write(tx.changes(table), Actor.TABLE_SYNC)
+        sync.deferred = []
+
     def sync_ask(self, n: int) -> None:
-        table = TABLES[n % 3]
-        if self.states[table] == FINISHED_COPY and table in self.syncs:
+        """For one of its tables, for some, or for all."""
+        sync = self.syncs.get(TABLES[n % 3])
+        if sync is None or sync.start == ZERO or sync.asked:
+            return
+        if self.rules.writes_deferred_before_asking:
+            self._write_deferred(sync)
+        sync.asked = some_tables(n) & sync.tables
+        for table in sync.asked:
             self.move(table, SYNC_WAIT, Actor.TABLE_SYNC)
 
     def sync_finish(self, n: int) -> None:
-        table = TABLES[n % 3]
-        state, sync = self.states[table], self.syncs.get(table)
-        if state.phase is not Phase.CATCHUP or sync is None or state.lsn is None:
-            return
-        if self.rules.may_finish(sync, state.lsn):
-            self.move(table, sync_done(self.rules.done_at(sync, state.lsn)), Actor.TABLE_SYNC)
-            del self.syncs[table]
+        sync = self.syncs.get(TABLES[n % 3])
+        for table in sorted(sync.asked) if sync is not None else ():
+            assert sync is not None
+            state = self.states[table]
+            if state.phase is Phase.CATCHUP and state.lsn is not None and self.rules.may_finish(sync, state.lsn):
+                self.move(table, sync_done(self.rules.done_at(sync, state.lsn)), Actor.TABLE_SYNC)
+                self._let_go(table, sync)
+
+    def _let_go(self, table: TableId, sync: Sync) -> None:
+        sync.asked.discard(table)
+        if self.rules.lets_go_of_what_was_handed_over:
+            sync.tables.discard(table)
+        del self.syncs[table]
 
     def sync_fail(self, n: int) -> None:
-        table = TABLES[n % 3]
-        if table in self.syncs:
+        """Of a group, one table alone, or what they share."""
+        sync = self.syncs.get(TABLES[n % 3])
+        if sync is None or sync.start == ZERO:
+            return
+        for table in sorted(sync.tables) if n & 2 else [TABLES[n % 3]]:
             to = INIT if n & 1 else errored(DestinationError("no"))
             self.move(table, to, Actor.TABLE_SYNC)
+            sync.tables.discard(table)
+            sync.asked.discard(table)
             del self.syncs[table]
 
     def retry_errored(self, n: int) -> None:

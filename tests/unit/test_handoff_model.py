@@ -122,6 +122,18 @@ class StartsWhereTheServerIs(Rules):
         return world.server_confirmed
 
 
+class AsksWithChangesDeferred(Rules):
+    """What a group's worker put off for a table, while others were handed over, is not in what it hands over then."""
+
+    writes_deferred_before_asking = False
+
+
+class KeepsWhatWasHandedOver(Rules):
+    """A group's worker reads on for its other tables, and must not write for those that are out of its hands."""
+
+    lets_go_of_what_was_handed_over = False
+
+
 class GoesOnAfterACrashInFinishedCopy(Rules):
     """As if the copy were the hand-off: its worker had written changes past it."""
 
@@ -150,6 +162,8 @@ def play_until_caught(broken: type[Rules]) -> None:
         ConfirmsIdleWithChangesWaiting,
         RecordsPastAFailedBatch,
         StartsWhereTheServerIs,
+        AsksWithChangesDeferred,
+        KeepsWhatWasHandedOver,
         GoesOnAfterACrashInFinishedCopy,
     ],
 )

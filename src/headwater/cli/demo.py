@@ -145,7 +145,15 @@ class Demo:
         end = self._progress.snapshot()
         self._steps.done("copied and followed, then stopped", "", time.monotonic() - start)
         after_copy = ((one.position, one.committed_at) for one in writer.samples if one.committed_at >= ready_at)
-        return Facts(end.copied_rows, ready_seconds, end.changes, writer.transactions, lags(after_copy, self._progress))
+        return Facts(
+            end.copied_rows,
+            ready_seconds,
+            end.changes,
+            writer.transactions,
+            lags(after_copy, self._progress),
+            end.hand_offs,
+            end.longest_pause_seconds,
+        )
 
     def _await(
         self, condition: Callable[[ProgressSnapshot], bool], timeout: float, what: str, writer: ShopWriter

@@ -112,6 +112,8 @@ class Facts:
     changes: int
     transactions: int
     lags: Sequence[float]
+    hand_offs: int = 0
+    longest_pause_seconds: float = 0.0
 
     def lines(self) -> Iterator[str]:
         rate = self.rows_copied / self.copy_seconds if self.copy_seconds else 0.0
@@ -120,6 +122,8 @@ class Facts:
             f"{self.copy_seconds:.1f} s ({rate:,.0f} rows/s)"
         )
         yield f"followed  {self.changes:,} changes of {self.transactions:,} transactions"
+        if self.hand_offs:
+            yield f"paused    {self.longest_pause_seconds:.2f} s at most, of {self.hand_offs:,} pauses to hand tables over"
         if self.lags:
             middle, high = percentile(self.lags, 0.5), percentile(self.lags, 0.99)
             yield (

@@ -42,6 +42,8 @@ def summary(snapshot: ProgressSnapshot) -> str:
         f"{snapshot.changes_per_second:,.0f}/s",
         f"lag {size(snapshot.lag_bytes)}, {snapshot.lag_seconds:.1f} s",
     ]
+    if snapshot.hand_offs:
+        parts.append(f"longest pause for a hand-off {snapshot.longest_pause_seconds:.2f} s")
     if snapshot.waiting:
         parts.append(f"waiting for {snapshot.waiting}")
     return "; ".join(parts)

@@ -122,8 +122,18 @@ class PipelineConfig(Checked):
             above=0,
         ),
     ] = None
-    max_table_sync_workers: Annotated[int, Setting("Tables that are copied side by side.", above=0)] = 4
-    max_copy_connections_per_table: Annotated[int, Setting("Connections that read one table at once.", above=0)] = 4
+    max_table_sync_workers: Annotated[
+        int,
+        Setting("Large tables, or groups of small ones, that are copied side by side; each has a slot.", above=0),
+    ] = 4
+    max_copy_connections_per_table: Annotated[
+        int,
+        Setting(
+            "Connections that read one table, or one group of small ones, at once. Fewer where Spark has fewer cores: beside "
+            "other tables a copy leaves one of them to changes.",
+            above=0,
+        ),
+    ] = 4
     memory_refresh_interval_ms: Annotated[int, Setting("How often the use of memory is looked at.", above=0)] = 100
     memory_backpressure: Annotated[
         MemoryBackpressureConfig | None,

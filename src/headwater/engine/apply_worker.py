@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from headwater.contracts.results import PendingResult, WriteEventsResult
 from headwater.contracts.stores import APPLY
@@ -71,7 +72,7 @@ class ApplyWorker:
         self._write_backoff = Backoff(0.5)
         self._filling_since: float | None = None
         self._asked_at = 0.0
-        self._paused = False
+        self._paused_at: float | None = None
 
     def wake(self) -> None:
         self._bell.ring()
@@ -205,7 +206,7 @@ class ApplyWorker:
         return self._stream.dry or self._decoder.buffered_bytes >= batch.max_bytes or filled * 1000 >= batch.max_fill_ms
 
     def _begin_write(self) -> None:
-        if self._write is not None or self._paused or not self._is_due():
+        if self._write is not None or self._paused_at is not None or not self._is_due():
             return
         batch = self._cut()
         if batch is None:
@@ -241,7 +242,7 @@ class ApplyWorker:
         # Recorded before the batch is: once progress is past the change of schema, nothing else would bring the table back.
         for table in changed & self._run_.board.in_phase(Phase.READY, Phase.SYNC_DONE).keys():
             log.warning("table %s: its schema changed, copying it again", self._run_.board.name(table))
-            self._move(table, INIT)
+            self._move_all({table: INIT})
         # What came before the change is in the new copy as well; writing it now would meet that copy's own writes.
         return batch.without(changed)
 
@@ -298,11 +299,13 @@ class ApplyWorker:
         run.progress.error(f"{run.board.name(table)}: {error}")
         self._until_recorded("a table's error", lambda: run.board.fail(table, error, run.config, Actor.APPLY))
 
-    def _move(self, table: TableId, state: TableState, only_from: TableState | None = None) -> None:
+    def _move_all(
+        self, states: Mapping[TableId, TableState], only_from: Mapping[TableId, TableState] = MappingProxyType({})
+    ) -> None:
         def move() -> None:
-            self._run_.board.move(table, state, Actor.APPLY, only_from=only_from)
+            self._run_.board.move_all(states, Actor.APPLY, only_from=only_from)
 
-        self._until_recorded("a table's state", move)
+        self._until_recorded("table states", move)
 
     def _record(self, position: EndLsn) -> None:
         def upsert() -> None:
@@ -354,26 +357,38 @@ class ApplyWorker:
             self._hand_over_decided(self._run_.board)
 
     def _hand_over_decided(self, board: Board) -> None:
-        for table, state in board.in_phase(Phase.SYNC_WAIT).items():
-            # Its worker may fail at this very moment: a Catchup that nobody works at would hold all tables up for ever.
-            board.move(table, catchup(self._position), Actor.APPLY, only_from=state)
-        waiting = board.in_phase(Phase.CATCHUP)
-        if bool(waiting) != self._paused:
-            self._paused = bool(waiting)
-            names = ", ".join(board.name(table) for table in waiting)
-            self._run_.progress.waiting(f"the copy of {names} to catch up" if waiting else None)
-        for table, state in board.in_phase(Phase.SYNC_DONE).items():
-            if self._confirmed >= (state.lsn or ZERO):
-                # Ready forgets where the table was handed over. An idle position is confirmed without being recorded, and
-                # the server may not keep it: without a record the next run could begin before the hand-off.
-                if self._recorded < (state.lsn or ZERO):
-                    self._record(self._confirmed)
-                self._move(table, READY, only_from=state)
+        asking = board.in_phase(Phase.SYNC_WAIT)
+        if asking:
+            # Their workers may fail at this very moment: a Catchup that nobody works at would hold all tables up for ever.
+            board.move_all(dict.fromkeys(asking, catchup(self._position)), Actor.APPLY, only_from=asking)
+        self._pause_for(board.in_phase(Phase.CATCHUP))
+        handed = board.in_phase(Phase.SYNC_DONE)
+        reached = {table: state for table, state in handed.items() if self._confirmed >= (state.lsn or ZERO)}
+        if reached:
+            # Ready forgets where the table was handed over. An idle position is confirmed without being recorded, and
+            # the server may not keep it: without a record the next run could begin before the hand-off.
+            if any(self._recorded < (state.lsn or ZERO) for state in reached.values()):
+                self._record(self._confirmed)
+            self._move_all(dict.fromkeys(reached, READY), only_from=reached)
+            for table in reached:
                 board.succeeded(table)
-            elif self._stream is not None and time.monotonic() - self._asked_at > _LOOK_SECONDS:
-                # Without traffic the server says how far it is only when asked.
-                self._asked_at = time.monotonic()
-                self._stream.request_reply()
+        waits = len(handed) > len(reached)
+        if waits and self._stream is not None and time.monotonic() - self._asked_at > _LOOK_SECONDS:
+            # Without traffic the server says how far it is only when asked.
+            self._asked_at = time.monotonic()
+            self._stream.request_reply()
+
+    def _pause_for(self, waiting: Mapping[TableId, TableState]) -> None:
+        """Stand still while tables come up to where we are; how long is told, for every table's changes wait meanwhile."""
+        if waiting and self._paused_at is None:
+            self._paused_at = time.monotonic()
+            names = sorted(self._run_.board.name(table) for table in waiting)
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            self._run_.progress.waiting(f"the copy of {', '.join(names[:3])}{more} to catch up")
+        elif not waiting and self._paused_at is not None:
+            self._run_.progress.handed_over(time.monotonic() - self._paused_at)
+            self._run_.progress.waiting(None)
+            self._paused_at = None
 
     def _drain(self) -> None:
         """On an orderly stop: what was read whole is written, recorded and confirmed.

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
 
 from headwater.config.pipeline import PipelineConfig
 from headwater.contracts.stores import PipelineStore
@@ -145,23 +146,41 @@ class Board:
         With `only_from`, nothing happens unless the table is still in that state: for an answer to what somebody else
         asked, who may have given up meanwhile. Says whether the state is now the new one.
         """
+        expected = {table_id: only_from} if only_from is not None else {}
+        return bool(self.move_all({table_id: state}, actor, only_from=expected))
+
+    def move_all(
+        self,
+        states: Mapping[TableId, TableState],
+        actor: Actor,
+        *,
+        only_from: Mapping[TableId, TableState] = MappingProxyType({}),
+    ) -> frozenset[TableId]:
+        """Change several tables' states at once: one record, and nobody sees some of them changed and others not.
+
+        Tables that left, or are not where `only_from` has them, are passed over. Returns those that were changed.
+        """
         # One change at a time, from the look to the record: two that both passed the check could not both be right.
         with self._recording:
+            changes = []
             with self._lock:
-                before = self._states.get(table_id)
-                membership = self._memberships.get(table_id, "")
-            if before is None or (only_from is not None and before != only_from):
-                return False
-            check_transition(table_id, before, state, actor)
-            state = replace(state, membership=membership)
-            if state.persisted:
-                self._store.update_table_state(table_id, state)
+                for table_id, state in states.items():
+                    before = self._states.get(table_id)
+                    if before is None or before != only_from.get(table_id, before):
+                        continue
+                    check_transition(table_id, before, state, actor)
+                    changes.append((table_id, before, replace(state, membership=self._memberships.get(table_id, ""))))
+            recorded = [(table_id, state) for table_id, _, state in changes if state.persisted]
+            if recorded:
+                self._store.update_table_states(recorded)
             with self._lock:
-                self._states[table_id] = state
-            log.info("table %s: %s -> %s", self.name(table_id), before, state)
-            self._progress.table_state(table_id, self.name(table_id), str(state))
-        self._tell()
-        return True
+                self._states.update({table_id: state for table_id, _, state in changes})
+            for table_id, before, state in changes:
+                log.info("table %s: %s -> %s", self.name(table_id), before, state)
+                self._progress.table_state(table_id, self.name(table_id), str(state))
+        if changes:
+            self._tell()
+        return frozenset(table_id for table_id, _, _ in changes)
 
     def fail(self, table_id: TableId, error: HeadwaterError, config: PipelineConfig, actor: Actor) -> None:
         """Record a table's error with its policy: tried again later while the budget lasts, then left to a person."""
@@ -181,6 +200,10 @@ class Board:
     def succeeded(self, table_id: TableId) -> None:
         """Progress: the budget of attempts is whole again."""
         self._failures.pop(table_id, None)
+
+    def has_failed(self, table_id: TableId) -> bool:
+        """Whether the last attempts at the table were errors of its own."""
+        return table_id in self._failures
 
     def _tell(self) -> None:
         with self._lock:

@@ -1,30 +1,53 @@
-"""One table's copy as Spark sees it: a tag on its jobs, to follow them and to cancel them."""
+"""One table's copy: where its rows come from, and a tag on its Spark jobs, to follow them and to cancel them."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
+
+import pyarrow as pa
 
 from headwater.engine.run import Run
 from headwater.errors import ConfigError
+from headwater.events import TableRows
+from headwater.lsn import EndLsn
 from headwater.schema.table import ReplicatedTableSchema
-from headwater.source.copy_plan import CopyPlan
+from headwater.source.copy_origin import CopyOrigin
+from headwater.source.copy_plan import CopyPlan, SmallTable
+from headwater.source.copy_read import copy_batches
 from headwater.source.publication import PublishedTable
 from headwater.spark.copy_source import copy_dataframe
+from headwater.spark.small_tables import HeldRows
 from headwater.wire.settings import ConnectSettings
 
 if TYPE_CHECKING:
     from pyspark import Accumulator
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 
-class CopyProgress:
-    def __init__(self, run: Run, table: PublishedTable, plan: CopyPlan) -> None:
+class TableCopy:
+    def __init__(
+        self,
+        run: Run,
+        table: PublishedTable,
+        schema: ReplicatedTableSchema,
+        plan: CopyPlan,
+        settings: ConnectSettings,
+        exported_snapshot: str,
+        connections: int,
+    ) -> None:
+        self.schema = schema
+        self.plan = plan
+        self.held: HeldRows | None = None
+        """The rows, where they were read together with others'."""
         self._run = run
         self._table = table
-        self._plan = plan
+        self._settings = settings
+        self._exported_snapshot = exported_snapshot
+        self._connections = connections
         self._tag = f"headwater-copy-{run.config.id}-{table.id}"
         self._started = time.monotonic()
         self._lock = threading.Lock()
@@ -32,39 +55,66 @@ class CopyProgress:
         self._estimate = max(table.estimated_rows or 0, 0)
         run.progress.copy_started(table.id, self._estimate, plan.estimated_bytes)
 
-    def dataframe(self, settings: ConnectSettings, exported_snapshot: str, schema: ReplicatedTableSchema) -> DataFrame:
+    def rows(self, start: EndLsn) -> TableRows:
+        """For the destination, as a copy with a name of its own."""
+        return TableRows(uuid.uuid4().hex, start, make_dataframe=self._dataframe, batches=self._batches)
+
+    def as_small(self) -> SmallTable:
+        origin = CopyOrigin(self._settings, self._exported_snapshot, self.plan.server_started_at, self.schema.columns)
+        return SmallTable(self._table.id, origin, self.plan.ranges)
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        if self.held is not None:
+            return self.held.batches()
+        return copy_batches(self._settings, self._exported_snapshot, self.plan, self.schema)
+
+    def _dataframe(self) -> DataFrame:
         spark = self._run.spark
         if spark is None:
             raise ConfigError(
                 "this destination reads the copy through Spark, but the pipeline has no session",
                 hint="Pass spark=... to Pipeline, or read TableRows.batches() instead.",
             )
+        if self.held is not None:
+            return self.held.dataframe(spark, self.schema)
         with self._lock:
             self._rows = spark.sparkContext.accumulator(0)
-        connections = self._run.config.max_copy_connections_per_table
-        return copy_dataframe(spark, settings, exported_snapshot, self._plan, schema, connections, self._rows)
+        return copy_dataframe(
+            spark, self._settings, self._exported_snapshot, self.plan, self.schema, self._connections, self._rows
+        )
 
     def in_job_group(self, work: Callable[[], None]) -> None:
-        """Do the work with its Spark jobs tagged, and in the copies' scheduling pool, so that changes get their turn."""
-        if self._run.spark is None:
-            work()
-            return
-        context = self._run.spark.sparkContext
-        context.addJobTag(self._tag)
-        context.setLocalProperty("spark.scheduler.pool", "copy")
-        try:
-            work()
-        finally:
-            context.removeJobTag(self._tag)
+        tagged(self._run.spark, self._tag, work)
 
     def cancel(self) -> None:
-        if self._run.spark is not None:
-            self._run.spark.sparkContext.cancelJobsWithTag(self._tag)
+        cancel_tagged(self._run.spark, self._tag)
 
     def report(self) -> None:
         if self._rows is not None and self._estimate:
             self._run.progress.copy_advanced(self._table.id, self._rows.value / self._estimate)
 
     def finished(self) -> None:
-        rows = self._rows.value if self._rows is not None else self._estimate
+        if self.held is not None:
+            rows, self.held = self.held.count, None
+        else:
+            rows = self._rows.value if self._rows is not None else self._estimate
         self._run.progress.copy_finished(self._table.id, rows, time.monotonic() - self._started)
+
+
+def tagged(spark: SparkSession | None, tag: str, work: Callable[[], None]) -> None:
+    """Do the work with its Spark jobs tagged, and in the copies' scheduling pool, so that changes get their turn."""
+    if spark is None:
+        work()
+        return
+    context = spark.sparkContext
+    context.addJobTag(tag)
+    context.setLocalProperty("spark.scheduler.pool", "copy")
+    try:
+        work()
+    finally:
+        context.removeJobTag(tag)
+
+
+def cancel_tagged(spark: SparkSession | None, tag: str) -> None:
+    if spark is not None:
+        spark.sparkContext.cancelJobsWithTag(tag)

@@ -6,6 +6,8 @@ no longer what was copied is owned by nobody: it is told, and copied again.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
+
 from headwater.engine.run import Run
 from headwater.lsn import ZERO, CommitLsn, EndLsn
 from headwater.schema.table import ReplicatedTableSchema, TableId
@@ -59,17 +61,26 @@ class ApplyOwnership:
 
 
 class SyncOwnership:
-    """A table sync worker's view: its own table, from its slot's consistent point on."""
+    """A table sync worker's view: its own tables, from its slot's consistent point on, until each is out of its hands."""
 
-    def __init__(self, schema: ReplicatedTableSchema, start: EndLsn) -> None:
-        self._schema = schema
+    def __init__(self, schemas: Iterable[ReplicatedTableSchema], start: EndLsn) -> None:
+        self._schemas = {schema.id: schema for schema in schemas}
         self._start = start
-        self.changed = False
+        self._changed: set[TableId] = set()
+
+    def keep(self, tables: Collection[TableId]) -> None:
+        """No other tables' changes from here on."""
+        self._schemas = {id: schema for id, schema in self._schemas.items() if id in tables}
 
     def assign(self, relation: Relation, commit_lsn: CommitLsn) -> Ownership | None:
-        if relation.id != self._schema.id:
+        schema = self._schemas.get(relation.id)
+        if schema is None:
             return None
-        if not relation.matches(self._schema):
-            self.changed = True
+        if not relation.matches(schema):
+            self._changed.add(relation.id)
             return None
-        return Ownership(self._schema, self._start)
+        return Ownership(schema, self._start)
+
+    def take_changed(self) -> set[TableId]:
+        changed, self._changed = self._changed, set()
+        return changed

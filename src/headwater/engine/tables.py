@@ -1,7 +1,11 @@
-"""The pool of table sync workers: which tables are due, and how many at once."""
+"""The pool of table sync workers: which tables are due, which of them go together, and how many workers at once.
+
+A worker has one slot, so the number of workers is the number of slots; one that could not be dropped counts until it is.
+"""
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
@@ -9,13 +13,17 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 
 from headwater.engine.bell import Bell
+from headwater.engine.copy_cores import CopyCores
+from headwater.engine.groups import form_groups
 from headwater.engine.run import Run
+from headwater.engine.sync_tables import SyncTable
 from headwater.engine.table_sync import TableSyncWorker
 from headwater.errors import HeadwaterError, Retry, StoreUnavailable
 from headwater.schema.table import TableId
 from headwater.source.publication import PublishedTable
 from headwater.source.session import connect
-from headwater.source.slots import drop_slot, sync_slot_name
+from headwater.source.slots import drop_slot, group_slot_name, sync_slot_name
+from headwater.spark.copy_source import task_slots
 from headwater.states import INIT, Actor, Phase, TableState
 
 log = logging.getLogger(__name__)
@@ -32,12 +40,17 @@ class TableSyncPool:
         self._run = run
         self._tables = {table.id: table for table in tables}
         self._on_fatal = on_fatal
-        self._active: dict[TableId, tuple[TableSyncWorker, threading.Thread]] = {}
+        self._workers: dict[TableSyncWorker, threading.Thread] = {}
         self._not_before: dict[TableId, float] = {}
-        self._left_slots: dict[TableId, str] = {}
+        self._alone: set[TableId] = set()
+        """Tables that a group let go, because they kept the others back or might have."""
+        self._left_slots: set[str] = set()
         self._leaving: set[TableId] = set()
         self._copy_again: dict[TableId, str | None] = {}
         self._drop_again_at = 0.0
+        self._cores = CopyCores(
+            task_slots(run.spark), run.config.max_copy_connections_per_table, run.config.max_table_sync_workers
+        )
         self.bell = Bell()
         run.board.listen(self.bell.ring)
 
@@ -72,41 +85,55 @@ class TableSyncPool:
         self._stop_worker(table_id)
 
     def start_due(self) -> None:
-        """Start workers for tables that wait for one, the largest first: they take longest."""
+        """Start workers for tables that wait for one; small tables share one."""
         self._collect()
         self._settle()
         self._drop_left_slots()
-        free = self._run.config.max_table_sync_workers - len(self._active)
+        free = self._run.config.max_table_sync_workers - len(self._workers) - len(self._left_slots)
         if free <= 0:
             return
-        for table_id in self._due()[:free]:
-            worker = TableSyncWorker(self._run, self._tables[table_id], self._on_fatal)
-            name = f"headwater-sync-{self._tables[table_id].name}"
-            thread = threading.Thread(target=self._run_worker, args=(worker,), name=name, daemon=True)
-            self._active[table_id] = (worker, thread)
+        due = self._due()
+        alone = self._alone | {table.id for table in due if self._run.board.has_failed(table.id)}
+        for tables in form_groups(due, alone)[:free]:
+            worker = TableSyncWorker(self._run, tables, self._slot_name(tables), self._cores, self._on_fatal)
+            thread = threading.Thread(
+                target=self._run_worker, args=(worker,), name=f"headwater-sync-{tables[0].name}", daemon=True
+            )
+            self._workers[worker] = thread
             thread.start()
 
     def join(self, timeout_seconds: float) -> None:
         deadline = time.monotonic() + timeout_seconds
-        for _, thread in self._active.values():
+        for thread in self._workers.values():
             thread.join(max(0.0, deadline - time.monotonic()))
 
+    def _slot_name(self, tables: Sequence[PublishedTable]) -> str:
+        id = self._run.config.id
+        if len(tables) == 1:
+            return sync_slot_name(id, tables[0].id)
+        used = {worker.slot_name for worker in self._workers} | self._left_slots
+        return next(name for n in itertools.count(1) if (name := group_slot_name(id, n)) not in used)
+
     def _stop_worker(self, table_id: TableId) -> None:
-        if table_id in self._active:
-            self._active[table_id][0].stop()
+        for worker in self._workers:
+            worker.stop(table_id)
+
+    def _held(self) -> set[TableId]:
+        return {table for worker in self._workers for table in worker.held()}
 
     def _settle(self) -> None:
-        """End what was asked for tables whose workers have ended."""
+        """End what was asked for tables whose workers have let them go."""
+        held = self._held() if self._copy_again or self._leaving else set()
         for table_id, membership in list(self._copy_again.items()):
-            if table_id not in self._active:
+            if table_id not in held:
                 self._run.board.reset(table_id, membership)
                 self._not_before.pop(table_id, None)
+                self._alone.discard(table_id)
                 del self._copy_again[table_id]
         for table_id in list(self._leaving):
             # The destination records the table's watermark with a batch: purged before, it would come back.
-            if table_id not in self._active and not self._run.board.is_being_written(table_id):
+            if table_id not in held and not self._run.board.is_being_written(table_id):
                 self._run.store.delete_table_state(table_id)
-                self._left_slots[table_id] = sync_slot_name(self._run.config.id, table_id)
                 self._leaving.remove(table_id)
 
     def _run_worker(self, worker: TableSyncWorker) -> None:
@@ -116,13 +143,27 @@ class TableSyncPool:
             self.bell.ring()
 
     def _collect(self) -> None:
-        for table_id, (worker, thread) in list(self._active.items()):
-            if not thread.is_alive():
-                del self._active[table_id]
-                if worker.wait_seconds is not None:
-                    self._not_before[table_id] = time.monotonic() + worker.wait_seconds
-                if worker.left_slot is not None:
-                    self._left_slots[table_id] = worker.left_slot
+        for worker, thread in list(self._workers.items()):
+            ended = not thread.is_alive()
+            for table in worker.take_free():
+                self._take_back(table)
+            if ended:
+                del self._workers[worker]
+                if worker.left_slot:
+                    self._left_slots.add(worker.slot_name)
+
+    def _take_back(self, table: SyncTable) -> None:
+        if table.id not in self._tables:
+            return
+        if self._tables[table.id] is table.listed:
+            # Read again under the lock: the next attempt knows how large it is.
+            self._tables[table.id] = table.published
+        if table.wait_seconds is not None:
+            self._not_before[table.id] = time.monotonic() + table.wait_seconds
+        if table.goes_alone:
+            self._alone.add(table.id)
+        else:
+            self._alone.discard(table.id)
 
     def _drop_left_slots(self) -> None:
         """A slot that nobody reads holds WAL for ever: it is dropped as soon as the server lets us."""
@@ -131,18 +172,18 @@ class TableSyncPool:
         self._drop_again_at = time.monotonic() + _DROP_AGAIN_SECONDS
         try:
             with connect(self._run.settings) as connection:
-                for table_id, name in list(self._left_slots.items()):
-                    # Another attempt at the table has the same name in use, and drops what it finds.
-                    if table_id not in self._active:
+                for name in list(self._left_slots):
+                    # Another attempt at the same table has the same name in use, and drops what it finds.
+                    if name not in {worker.slot_name for worker in self._workers}:
                         drop_slot(connection, name, wait_seconds=1.0)
-                    del self._left_slots[table_id]
+                    self._left_slots.remove(name)
         except HeadwaterError as error:
-            log.info("slots left by table sync could not be dropped yet: %s", error.message)
+            log.warning("slots left by table sync could not be dropped yet: %s", error.message)
 
-    def _due(self) -> list[TableId]:
-        due = []
+    def _due(self) -> list[PublishedTable]:
+        due, held = [], self._held()
         for table_id, state in self._run.board.all().items():
-            if table_id in self._active or table_id not in self._tables:
+            if table_id in held or table_id not in self._tables or table_id in self._copy_again:
                 continue
             if self._run.board.is_being_written(table_id):
                 continue
@@ -155,10 +196,10 @@ class TableSyncPool:
                     log.info("table %s is tried again once the store is back: %s", table_id, error.message)
                     self._not_before[table_id] = time.monotonic() + _DROP_AGAIN_SECONDS
                     continue
-                due.append(table_id)
+                due.append(self._tables[table_id])
             elif state.phase is Phase.INIT:
-                due.append(table_id)
-        return sorted(due, key=lambda table_id: -self._tables[table_id].relation_bytes)
+                due.append(self._tables[table_id])
+        return due
 
 
 def _retry_is_due(state: TableState) -> bool:

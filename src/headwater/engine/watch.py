@@ -17,13 +17,14 @@ from headwater.schema.table import ReplicaIdentity, TableId
 from headwater.source.catalog import load_table_schemas
 from headwater.source.membership import Membership, memberships
 from headwater.source.publication import PublishedTable, published_tables
-from headwater.source.session import Connection, connect
+from headwater.source.session import Connection, connect, translating
 from headwater.states import Phase
 
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 2.0
 _NOTICE_SECONDS = 15.0
+_PATIENCE_SECONDS = 1.0
 
 
 class Watch:
@@ -81,6 +82,10 @@ class Watch:
     def _open(self) -> Connection:
         if self._connection is None or self._connection.closed:
             self._connection = connect(self._run.settings, tcp_user_timeout_seconds=_NOTICE_SECONDS)
+            # The server opens every table to say what a publication has, and waits for whoever has one of them for itself;
+            # our thread has other things to do meanwhile.
+            with translating("setting lock_timeout"):
+                self._connection.execute(f"SET lock_timeout = '{round(_PATIENCE_SECONDS * 1000)}ms'")
         return self._connection
 
     def _look_at_publication(self) -> None:

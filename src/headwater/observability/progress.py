@@ -45,7 +45,10 @@ class ProgressSnapshot:
     server: int = 0
     lag_seconds: float = 0.0
     waiting: str | None = None
+    hand_offs: int = 0
+    """How often the apply worker stood still to take tables over."""
     longest_pause_seconds: float = 0.0
+    """The longest of these: what a table's hand-off costs all others."""
     errors: tuple[str, ...] = ()
 
     @property
@@ -87,7 +90,6 @@ class Progress:
         self._rate = _Rate()
         self._newest_commit_time: float | None = None
         self._caught_up_at: float | None = None
-        self._waiting_since: float | None = None
 
     # The engine's side.
 
@@ -145,12 +147,14 @@ class Progress:
     def waiting(self, what: str | None) -> None:
         """The apply worker stands still for a reason, or goes on (None)."""
         with self._changed:
-            now = self._clock()
-            if self._waiting_since is not None:
-                pause = max(self._now.longest_pause_seconds, now - self._waiting_since)
-                self._now = replace(self._now, longest_pause_seconds=pause)
-            self._waiting_since = None if what is None else now
             self._now = replace(self._now, waiting=what)
+            self._changed.notify_all()
+
+    def handed_over(self, pause_seconds: float) -> None:
+        """The apply worker took tables over, and stood still for so long."""
+        with self._changed:
+            longest = max(self._now.longest_pause_seconds, pause_seconds)
+            self._now = replace(self._now, hand_offs=self._now.hand_offs + 1, longest_pause_seconds=longest)
             self._changed.notify_all()
 
     def error(self, text: str) -> None:

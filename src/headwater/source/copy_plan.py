@@ -14,7 +14,7 @@ from typing import Protocol
 
 from headwater.errors import Retry, SchemaError
 from headwater.schema.table import ColumnSchema, ReplicatedTableSchema, TableId, TableName, quote_identifier
-from headwater.source.copy_origin import SERVER_STARTED_AT
+from headwater.source.copy_origin import SERVER_STARTED_AT, CopyOrigin
 from headwater.source.session import Connection, fetch_all, fetch_one
 
 # About two seconds of one connection: 0.4 to 0.8 million rows/s of 80 to 100 bytes of heap.
@@ -80,6 +80,19 @@ class CopyPlan:
         if most is not None and len(tasks) > most:
             tasks = [[r for task in tasks[first::most] for r in task] for first in range(most)]
         return tuple(tuple(task) for task in tasks)
+
+
+@dataclass(frozen=True, slots=True)
+class SmallTable:
+    """A table that one task reads whole, with others: all that the task has to know of it."""
+
+    id: TableId
+    origin: CopyOrigin
+    ranges: tuple[CopyRange, ...]
+
+    @property
+    def estimated_bytes(self) -> int:
+        return sum(r.estimated_bytes for r in self.ranges)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ Knows no Spark. Every call opens a session of its own, so an attempt that is mad
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import pyarrow as pa
 
@@ -40,15 +41,23 @@ def read_ranges(
     origin: CopyOrigin, ranges: Iterable[CopyRange], *, chunk_bytes: int = CHUNK_BYTES
 ) -> Iterator[pa.RecordBatch]:
     """The ranges one after the other over one session. Closing the iterator ends the session."""
+    with open_at_snapshot(origin) as connection:
+        for copy_range in ranges:
+            yield from read_range(connection, origin, copy_range, chunk_bytes=chunk_bytes)
+
+
+@contextmanager
+def open_at_snapshot(origin: CopyOrigin) -> Iterator[WireConnection]:
+    """A session that sees what the exported snapshot sees."""
     with WireConnection.connect(origin.settings, options=_SESSION) as connection:
         _enter_snapshot(connection, origin)
-        for copy_range in ranges:
-            yield from _read_range(connection, origin, copy_range, chunk_bytes)
+        yield connection
 
 
-def _read_range(
-    connection: WireConnection, origin: CopyOrigin, copy_range: CopyRange, chunk_bytes: int
+def read_range(
+    connection: WireConnection, origin: CopyOrigin, copy_range: CopyRange, *, chunk_bytes: int = CHUNK_BYTES
 ) -> Iterator[pa.RecordBatch]:
+    """One range over a session that is at the snapshot."""
     decoder = CopyDecoder(origin.columns)
     try:
         for chunk in connection.copy_out(copy_range.sql, chunk_bytes=chunk_bytes):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import sql
 
-from headwater.errors import ConnectionLost, PrivilegeError, SchemaError, SourceError
+from headwater.errors import ConnectionLost, PrivilegeError, Retry, SchemaError, SourceError
 from headwater.schema.table import ReplicatedTableSchema, TableId, TableName, quote_identifier
 from headwater.source.catalog import load_table_schemas
 from headwater.source.copy_origin import CopyOrigin
@@ -44,7 +44,21 @@ SELECT c.oid, has_schema_privilege(c.relnamespace, 'USAGE'), has_table_privilege
 WHERE c.oid = ANY(%s) AND NOT (has_schema_privilege(c.relnamespace, 'USAGE') AND has_table_privilege(c.oid, 'SELECT'))
 ORDER BY c.oid
 """
+# Nothing else is in the way of our lock. A lock on a leaf is one on its root's rows.
+_TAKEN = """
+SELECT DISTINCT taken.relation::bigint
+FROM pg_locks l
+CROSS JOIN LATERAL (SELECT l.relation UNION SELECT relid FROM pg_partition_ancestors(l.relation)) AS taken(relation)
+WHERE l.locktype = 'relation' AND l.mode = 'AccessExclusiveLock' AND taken.relation = ANY (%s::oid[])
+  AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
 _ATTEMPTS = 5
+
+
+class TablesTaken(SourceError):
+    """Another session has some of the tables for itself, and a lock on several of them waits for nobody."""
+
+    default_retry = Retry.TIMED
 
 
 class TableLock:
@@ -54,7 +68,7 @@ class TableLock:
         self.connection = connection
         """For planning under the lock. Whoever ends its transaction ends the lock."""
         self._settings = settings
-        self._table_ids = list(table_ids)
+        self.table_ids = list(table_ids)
 
     @property
     def backend_pid(self) -> int:
@@ -63,15 +77,18 @@ class TableLock:
     def check(self) -> None:
         """Raises ConnectionLost unless the locks are still held: what was copied until now may have holes."""
         try:
-            row = self.connection.execute(_LOCKED, (self._table_ids,)).fetchone()
+            row = self.connection.execute(_LOCKED, (self.table_ids,)).fetchone()
         except psycopg.Error as error:
             raise self._lost("the session that held it ended") from error
-        if row is None or row[0] < len(set(self._table_ids)):
+        if row is None or row[0] < len(set(self.table_ids)):
             raise self._lost("its transaction ended")
 
     def extend(self) -> None:
         """Lock leaves that were attached since, which a lock on the root does not prevent."""
-        lock_tables(self.connection, self._table_ids)
+        self._extend(self.table_ids)
+
+    def _extend(self, table_ids: Sequence[TableId]) -> None:
+        lock_tables(self.connection, table_ids)
 
     def plan(
         self,
@@ -83,7 +100,7 @@ class TableLock:
     ) -> CopyPlan:
         """Plan under the lock, which a leaf attached since it was taken is not under yet; ATTACH does not wait for us."""
         while True:
-            self.extend()
+            self._extend([table.id])
             plan = plan_copy(
                 self.connection, table, schema, target_range_bytes=target_range_bytes, parallelism=parallelism
             )
@@ -99,8 +116,12 @@ class TableLock:
         )
 
 
-def lock_tables(connection: Connection, table_ids: Sequence[TableId]) -> None:
-    """Take ACCESS SHARE, with leaves and inheritance children, in the connection's open transaction."""
+def lock_tables(connection: Connection, table_ids: Sequence[TableId], *, wait: bool = True) -> None:
+    """Take ACCESS SHARE, with leaves and inheritance children, in the connection's open transaction.
+
+    Without `wait`, TablesTaken if it can't be had at once. Whoever wants several tables should ask so: a transaction that
+    changes one of them and then another would deadlock with a lock that holds the second and waits for the first.
+    """
     wanted = sorted(set(table_ids))
     for _ in range(_ATTEMPTS):
         names = _names(connection, wanted)
@@ -115,10 +136,17 @@ def lock_tables(connection: Connection, table_ids: Sequence[TableId]) -> None:
         connection.execute("SAVEPOINT before_lock")
         try:
             # One statement, in the order of the oids: two copies that start together can't wait for each other.
-            connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(listed))
+            mode = sql.SQL("" if wait else " NOWAIT")
+            connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE{}").format(listed, mode))
         except psycopg.errors.UndefinedTable:
             connection.execute("ROLLBACK TO SAVEPOINT before_lock")
             continue
+        except psycopg.errors.LockNotAvailable as error:
+            raise TablesTaken(
+                "a table to be copied is taken by another session",
+                detail=_first_line(error),
+                hint="Nothing is to be done: it is copied when the other session is through with it.",
+            ) from error
         except psycopg.errors.InsufficientPrivilege as error:
             connection.execute("ROLLBACK TO SAVEPOINT before_lock")
             raise _may_not_read(connection, names, _first_line(error)) from error
@@ -159,8 +187,14 @@ def waits_for_each_other(connection: Connection, application_name: str, lock_pid
     return [row[0] for row in fetch_all(connection, _IN_THE_WAY, parameters, doing="looking for waiting statements")]
 
 
+def taken_tables(connection: Connection, table_ids: Sequence[TableId]) -> set[TableId]:
+    """Those that another session has for itself, or waits to have."""
+    rows = fetch_all(connection, _TAKEN, (list(table_ids),), doing="looking for locks in the way")
+    return {TableId(oid) for (oid,) in rows}
+
+
 @contextmanager
-def table_lock(settings: ConnectSettings, table_ids: Sequence[TableId]) -> Iterator[TableLock]:
+def table_lock(settings: ConnectSettings, table_ids: Sequence[TableId], *, wait: bool = True) -> Iterator[TableLock]:
     """Hold the tables from before the slot is made until the copy is durable.
 
     READ COMMITTED on purpose: the session keeps no snapshot between statements, so it holds back no vacuum, and it
@@ -168,7 +202,7 @@ def table_lock(settings: ConnectSettings, table_ids: Sequence[TableId]) -> Itera
     """
     with _session(settings) as connection:
         connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY")
-        lock_tables(connection, table_ids)
+        lock_tables(connection, table_ids, wait=wait)
         yield TableLock(connection, settings, table_ids)
 
 

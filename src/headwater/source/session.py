@@ -141,6 +141,18 @@ def translating(doing: str) -> Iterator[None]:
         raise translated(error, doing) from error
 
 
+@contextmanager
+def impatient(connection: Connection, seconds: float) -> Iterator[None]:
+    """Statements that would wait longer than this for a lock fail, with SQLSTATE 55P03."""
+    with translating("setting lock_timeout"):
+        connection.execute("SELECT pg_catalog.set_config('lock_timeout', %s, false)", (f"{round(seconds * 1000)}ms",))
+    try:
+        yield
+    finally:
+        with translating("setting lock_timeout"):
+            connection.execute("SET lock_timeout = 0")
+
+
 def fetch_all(
     connection: Connection, query: LiteralString, parameters: Parameters = None, *, doing: str
 ) -> list[tuple[Any, ...]]:

@@ -33,6 +33,11 @@ def sync_slot_name(pipeline_id: int, table_id: TableId) -> str:
     return f"headwater_sync_{pipeline_id}_{table_id}"
 
 
+def group_slot_name(pipeline_id: int, number: int) -> str:
+    """For a group of tables: by a number, and not by a table, for one that leaves the group may get a slot of its own."""
+    return f"headwater_sync_{pipeline_id}_group_{number}"
+
+
 @dataclass(frozen=True, slots=True)
 class SlotFacts:
     name: str

@@ -61,11 +61,22 @@ def task_limit(master: str, max_connections: int) -> int | None:
     cores are the limit, and tasks stay as small as the ranges, so that others get their turn. Where it has more, or may
     grow, the ranges are dealt out to as many tasks as there may be connections: long ones, but other cores stay free.
     """
+    cores = _local_cores(master)
+    if cores is None:
+        return max_connections
+    return None if cores <= max_connections else max_connections
+
+
+def task_slots(spark: SparkSession | None) -> int | None:
+    """How many tasks Spark runs at once, where that is a fixed number: on one machine. A cluster's may grow."""
+    return None if spark is None else _local_cores(spark.conf.get("spark.master", "") or "")
+
+
+def _local_cores(master: str) -> int | None:
     found = _LOCAL_MASTER.fullmatch(master)
     if found is None:
-        return max_connections
-    cores = (os.cpu_count() or 1) if found[1] == "*" else int(found[1] or 1)
-    return None if cores <= max_connections else max_connections
+        return None
+    return (os.cpu_count() or 1) if found[1] == "*" else int(found[1] or 1)
 
 
 def _portable(origin: CopyOrigin) -> CopyOrigin:

@@ -55,6 +55,15 @@ def test_a_summary_comes_only_when_something_changed() -> None:
     assert out.getvalue().splitlines() == ["500 changes applied; 100/s; lag 0 B, 0.0 s"]
 
 
+def test_the_longest_pause_for_a_hand_off_is_shown() -> None:
+    progress, display, out = plain()
+    progress.batch_applied(changes=500, tables=1, seconds=0.1, newest_commit_time=999.0)
+    progress.handed_over(0.25)
+    display.look(with_summary=True)
+    (line,) = out.getvalue().splitlines()
+    assert line.endswith("; longest pause for a hand-off 0.25 s")
+
+
 def test_names_are_shown_as_they_are_and_not_as_markup() -> None:
     progress, display, out = plain()
     progress.table_state(1, 'public.[red]"x"[/red]', "ready")

@@ -60,14 +60,18 @@ def test_after_an_idle_hour_lag_counts_from_when_it_began_and_not_from_the_last_
     assert (snapshot.lag_seconds, snapshot.lag_bytes) == (2.0, 100)
 
 
-def test_the_longest_pause_is_remembered() -> None:
+def test_the_longest_pause_for_a_hand_off_is_remembered_and_no_other_wait_is_one() -> None:
     clock = Clock()
     progress = Progress(clock)
     for seconds in (3.0, 1.0):
         progress.waiting("public.orders to catch up")
-        clock.now += seconds
+        progress.handed_over(seconds)
         progress.waiting(None)
-    assert (progress.snapshot().longest_pause_seconds, progress.snapshot().waiting) == (3.0, None)
+    progress.waiting("the lake")
+    clock.now += 60
+    progress.waiting(None)
+    snapshot = progress.snapshot()
+    assert (snapshot.hand_offs, snapshot.longest_pause_seconds, snapshot.waiting) == (2, 3.0, None)
 
 
 def test_only_the_last_errors_are_kept() -> None:

@@ -1,0 +1,206 @@
+"""The tables in the hands of one table sync worker: each with a stop, a state and an error of its own.
+
+A table is held until the destination has left it; only then may another worker take it, or its state be removed. What goes
+wrong with one is recorded for that one, and the others go on (invariant 15).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+
+from headwater.contracts.results import PendingResult
+from headwater.engine.copying import TableCopy
+from headwater.engine.retry import WORLD, Backoff
+from headwater.engine.run import Run
+from headwater.engine.stop import Stop
+from headwater.errors import HeadwaterError, Retry, SparkLost
+from headwater.schema.table import ReplicatedTableSchema, TableId
+from headwater.source.publication import PublishedTable
+from headwater.states import INIT, Actor, Phase
+
+log = logging.getLogger(__name__)
+
+_WAIT_SECONDS = 1.0
+
+
+class StartAgain(HeadwaterError):
+    """No error of the table's: it goes back to Init, and its copy starts again soon."""
+
+    default_retry = Retry.TIMED
+
+
+class SyncTable:
+    """One table of a worker. Used by the worker's thread; `stop` may be set by any."""
+
+    def __init__(self, published: PublishedTable, stop: Stop) -> None:
+        self.listed = published
+        """As the pool knew it."""
+        self.published = published
+        """The same, and as the publication has it under the lock once that is held."""
+        self.stop = stop
+        self.pending: PendingResult | None = None
+        """The destination's last call for this table alone."""
+        self.copy: TableCopy | None = None
+        self.schema: ReplicatedTableSchema | None = None
+        self.wait_seconds: float | None = None
+        """Set when the attempt failed for a reason that may pass: how long to wait before the next."""
+        self.goes_alone = False
+        """Whether the next attempt should not be a group's."""
+
+    @property
+    def id(self) -> TableId:
+        return self.published.id
+
+    @property
+    def is_busy(self) -> bool:
+        return self.pending is not None and not self.pending.done
+
+
+class SyncTables:
+    """Those on their way to the hand-off (`working`), and those that ended and are not free yet."""
+
+    def __init__(self, run: Run, tables: Sequence[PublishedTable]) -> None:
+        self._run = run
+        # A stop of its own for each: a table that leaves, or is to be copied anew, is no reason for the others to stop.
+        self._lock = threading.Lock()
+        self._working = [SyncTable(table, run.stop.part()) for table in tables]
+        self._ending: list[SyncTable] = []
+        self._free: list[SyncTable] = []
+        self.is_group = len(tables) > 1
+        self.what = f"{len(tables)} small tables" if self.is_group else f"table {tables[0].name}"
+
+    # For the pool's thread.
+
+    def stop(self, table_id: TableId) -> None:
+        """Ask one table to end. The last one's stop is the worker's."""
+        with self._lock:
+            for table in self._working:
+                if table.id == table_id:
+                    table.stop.set()
+            if self._working and all(table.stop.is_set() for table in self._working):
+                self._run.stop.set()
+
+    def held(self) -> frozenset[TableId]:
+        with self._lock:
+            return frozenset(table.id for table in (*self._working, *self._ending))
+
+    def take_free(self) -> list[SyncTable]:
+        """Those that became free since the last time."""
+        with self._lock:
+            self._free_the_idle()
+            free, self._free = self._free, []
+            return free
+
+    # For the worker's thread.
+
+    @property
+    def working(self) -> list[SyncTable]:
+        with self._lock:
+            return list(self._working)
+
+    def end(self, table: SyncTable) -> None:
+        """The table needs nothing more: handed over, failed, or stopped. What the destination still does for it is cancelled."""
+        if table.is_busy and table.copy is not None:
+            table.copy.cancel()
+        with self._lock:
+            if table in self._working:
+                self._working.remove(table)
+                self._ending.append(table)
+
+    def end_stopped(self) -> None:
+        for table in self.working:
+            if table.stop.is_set() or self._run.board.get(table.id) is None:
+                self.end(table)
+
+    def each(self, work: Callable[[SyncTable], object]) -> None:
+        """Do it for every table that still works; one that fails is out."""
+        for table in self.working:
+            self._run.raise_if_stopped()
+            if table.stop.is_set():
+                self.end(table)
+                continue
+            try:
+                work(table)
+            except HeadwaterError as error:
+                self.fail(table, error)
+
+    def fail(self, table: SyncTable, error: HeadwaterError) -> None:
+        """Back to Init for what may pass by itself, else Errored with the policy that the error asks for."""
+        if isinstance(error, SparkLost):
+            raise error  # the whole run's
+        self._run.raise_if_stopped()
+        if not table.stop.is_set():
+            self._say(str(table.published.name), error)
+            self._record_for_certain(table, error)
+        self.end(table)
+
+    def fail_all(self, error: HeadwaterError, suspects: Collection[TableId] = ()) -> None:
+        """What they share failed. Of a group nobody knows whose trouble it is: each finds out by itself, alone.
+
+        Unless it is the world's, which is nobody's, or the suspects are known.
+        """
+        if not self.is_group:
+            for table in self.working:
+                self.fail(table, error)
+            return
+        self._say(self.what, error)
+        is_known = isinstance(error, (*WORLD, StartAgain))
+        for table in self.working:
+            self.send_back(table, alone=table.id in suspects or not is_known)
+
+    def send_back(self, table: SyncTable, *, alone: bool) -> None:
+        """Back to Init without an error: another attempt comes soon."""
+        table.goes_alone = alone
+        if not table.stop.is_set():
+            self._record_for_certain(table, StartAgain("its copy starts again", hint="Nothing is to be done."))
+        self.end(table)
+
+    def await_destination(self, stop: Stop) -> None:
+        """At a stop of the whole run nobody comes after us, and nobody waits."""
+        with self._lock:
+            pending = [table.pending for table in self._ending]
+        for one in pending:
+            if one is not None:
+                with suppress(HeadwaterError):
+                    one.wait(stop)
+        with self._lock:
+            self._free += self._ending
+            self._ending = []
+
+    def _say(self, what: str, error: HeadwaterError) -> None:
+        log.warning("%s: %s", what, error)
+        self._run.progress.error(f"{what}: {error}")
+
+    def _free_the_idle(self) -> None:
+        self._free += [table for table in self._ending if not table.is_busy]
+        self._ending = [table for table in self._ending if table.is_busy]
+
+    def _record_for_certain(self, table: SyncTable, error: HeadwaterError) -> None:
+        """Until it is recorded or the table stops: left in Catchup without a worker, it would hold all others up for ever."""
+        backoff = Backoff(0.5)
+        while True:
+            try:
+                self._record(table, error)
+                return
+            except HeadwaterError as trouble:
+                log.warning("table %s: its error could not be recorded: %s", table.published.name, trouble)
+                if table.stop.wait(backoff.next_seconds()):
+                    return
+
+    def _record(self, table: SyncTable, error: HeadwaterError) -> None:
+        board = self._run.board
+        state = board.get(table.id)
+        if state is None:
+            return
+        if isinstance(error, (*WORLD, StartAgain)):
+            table.wait_seconds = _WAIT_SECONDS
+            if state.phase not in (Phase.INIT, Phase.DATA_SYNC):
+                board.move(table.id, INIT, Actor.TABLE_SYNC)
+            elif state.phase is Phase.DATA_SYNC:
+                board.move(table.id, INIT, Actor.PIPELINE)
+            return
+        error.table_id = table.id
+        board.fail(table.id, error, self._run.config, Actor.TABLE_SYNC)

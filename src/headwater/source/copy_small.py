@@ -1,0 +1,84 @@
+"""Reading several small tables over one session, each whole and within a budget of memory.
+
+What goes wrong with one table is that table's outcome and no other's (invariant 15): the next one gets a new session. A
+table that is larger than was believed is not read to its end; whoever asked reads it in another way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from headwater.errors import HeadwaterError, SourceError
+from headwater.schema.table import TableId
+from headwater.source.copy_plan import SmallTable
+from headwater.source.copy_read import open_at_snapshot, read_range
+from headwater.wire.connection import WireConnection
+
+
+@dataclass(frozen=True, slots=True)
+class SmallRead:
+    """What became of a table: its rows as an Arrow IPC stream, or an error, or neither if it did not fit."""
+
+    id: TableId
+    rows: Any = None
+    """A buffer of Arrow's, which has no types of its own to name."""
+    error: HeadwaterError | None = None
+
+
+def read_small_tables(tables: Sequence[SmallTable], budget_bytes: int) -> Iterator[SmallRead]:
+    """Every table's outcome, in order; all rows together stay within the budget and one chunk of COPY more."""
+    left = budget_bytes
+    with ExitStack() as held:
+        connection: WireConnection | None = None
+        for table in tables:
+            if left <= 0:
+                yield SmallRead(table.id)
+                continue
+            try:
+                if connection is None:
+                    connection = held.enter_context(open_at_snapshot(table.origin))
+                rows = _read(connection, table, left)
+            except Exception as error:
+                # In the middle of a COPY there is no other way back than a new session.
+                held.close()
+                connection = None
+                yield SmallRead(table.id, error=_explained(table, error))
+                continue
+            if rows is None:
+                held.close()
+                connection = None
+                yield SmallRead(table.id)
+                continue
+            left -= rows.size
+            yield SmallRead(table.id, rows)
+
+
+def _read(connection: WireConnection, table: SmallTable, most_bytes: int) -> pa.Buffer | None:
+    """The table as an Arrow IPC stream; None once it is larger than allowed."""
+    sink = pa.BufferOutputStream()
+    writer = None
+    for copy_range in table.ranges:
+        for batch in read_range(connection, table.origin, copy_range):
+            if sink.tell() + batch.nbytes > most_bytes:
+                return None
+            if writer is None:
+                writer = pa.ipc.new_stream(sink, batch.schema)
+            writer.write_batch(batch)
+    if writer is not None:
+        writer.close()
+    return sink.getvalue()
+
+
+def _explained(table: SmallTable, error: Exception) -> HeadwaterError:
+    if isinstance(error, HeadwaterError):
+        return error
+    return SourceError(
+        f"reading {table.ranges[0].relation if table.ranges else table.id} failed",
+        detail=f"{type(error).__name__}: {error}",
+        hint="This is a defect of Headwater; report it with the log. The table is not copied.",
+    )

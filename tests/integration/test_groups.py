@@ -1,0 +1,439 @@
+"""Groups of small tables: one slot, one exported snapshot and one job for all, and yet each table for itself."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from pyspark.sql import SparkSession
+
+from headwater.contracts.results import WriteTableRowsResult
+from headwater.destinations.iceberg.destination import IcebergDestination
+from headwater.destinations.iceberg.settings import IcebergSettings
+from headwater.engine import groups, sync_copy
+from headwater.engine.pipeline import Pipeline
+from headwater.errors import DestinationError, DestinationUnavailable, Retry
+from headwater.events import EventBatch, TableRows
+from headwater.lsn import EndLsn
+from headwater.schema.table import ReplicatedTableSchema, TableId, TableName
+from headwater.source.slots import apply_slot_name, group_slot_name, sync_slot_name
+from headwater.states import INIT
+from headwater.store.memory import MemoryStore
+from headwater.testing.compare import compare_table, wait_until
+from headwater.testing.lake_rows import open_lake
+from tests.conftest import Database
+from tests.integration.mirror import MirrorDestination, Running, config, running
+
+SLOT = apply_slot_name(1)
+TABLES = 8
+
+# PySpark leaves the sockets of its answers to the garbage collector.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+def make_tables(database: Database, count: int, rows: int = 20, prefix: str = "t") -> list[str]:
+    names = [f"{prefix}{number}" for number in range(count)]
+    for name in names:
+        database.execute(f"create table {name}(id int primary key, counter int not null, note text)")
+        database.execute(f"insert into {name} select i, 1, '{name}' from generate_series(1, {rows}) i")
+    database.execute("create publication shop for all tables")
+    return names
+
+
+def oid(database: Database, name: str) -> TableId:
+    return TableId(database.value("select %s::regclass::oid::bigint", [name]))
+
+
+def slots(database: Database) -> list[str]:
+    rows = database.execute("select slot_name from pg_replication_slots where database = current_database() order by 1")
+    return [name for (name,) in rows]
+
+
+class Gate(MirrorDestination):
+    """Holds the copy of one table until it is let in, and remembers at which position each copy was taken."""
+
+    def __init__(self, held: str = "") -> None:
+        super().__init__()
+        self.held = held
+        self.begun, self.open = threading.Event(), threading.Event()
+        self.starts: dict[str, EndLsn] = {}
+
+    def write_table_rows(
+        self, replicated_table_schema: ReplicatedTableSchema, table_rows: TableRows, result: WriteTableRowsResult
+    ) -> None:
+        name = replicated_table_schema.name.name
+        if name == self.held and not self.open.is_set():
+            self.begun.set()
+            assert self.open.wait(60)
+        self.starts[name] = table_rows.start_lsn
+        super().write_table_rows(replicated_table_schema, table_rows, result)
+
+
+@contextmanager
+def writing(database: Database, names: list[str], seed: int = 1) -> Iterator[None]:
+    """Random transactions over all tables until the context ends."""
+    stop, failures = threading.Event(), list[BaseException]()
+
+    def write() -> None:
+        choose = random.Random(seed)
+        try:
+            with database.connect() as connection:
+                while not stop.is_set():
+                    with connection.transaction():
+                        for _ in range(choose.randint(1, 6)):
+                            name, id = choose.choice(names), choose.randrange(1, 60)
+                            connection.execute(
+                                f"insert into {name} values ({id}, 1, 'new')"  # type: ignore[arg-type]
+                                f" on conflict (id) do update set counter = {name}.counter + 1"
+                                if choose.random() < 0.8
+                                else f"delete from {name} where id = {id}"
+                            )
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=write, name="writer")
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+    assert not failures, failures
+
+
+def test_a_group_shares_one_slot_and_one_snapshot_and_pauses_the_apply_worker_once(database: Database) -> None:
+    names = make_tables(database, TABLES)
+    gate = Gate("t3")
+    with running(database, gate) as run:
+        assert gate.begun.wait(30)
+        assert slots(database) == [SLOT, group_slot_name(1, 1)]
+        gate.open.set()
+        run.wait_states("ready", TABLES)
+        assert set(gate.starts) == set(names)
+        assert len(set(gate.starts.values())) == 1
+        snapshot = run.pipeline.progress.snapshot()
+        assert snapshot.hand_offs == 1
+        assert snapshot.longest_pause_seconds > 0
+        run.wait_for(lambda: slots(database) == [SLOT])
+        run.assert_equal(*names)
+
+
+def test_large_tables_have_a_slot_each_beside_a_group(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "SMALL_TABLE_BYTES", 64 << 10)
+    make_tables(database, 3)
+    database.execute("create table large(id int primary key, note text)")
+    database.execute("insert into large select i, repeat('x', 100) from generate_series(1, 2000) i")
+    gate = Gate("large")
+    with running(database, gate) as run:
+        assert gate.begun.wait(30)
+        assert sync_slot_name(1, oid(database, "large")) in slots(database)
+        # The others do not wait for it.
+        run.wait_states("ready", 3)
+        gate.open.set()
+        run.wait_states("ready", 4)
+        run.assert_equal("t0", "t1", "t2", "large")
+
+
+def test_a_table_that_has_grown_since_it_was_listed_leaves_its_group(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sync_copy, "SMALL_TABLE_BYTES", 64 << 10)  # as if it had been smaller when groups were formed
+    names = make_tables(database, TABLES)
+    database.execute("create table grown(id int primary key, note text)")
+    database.execute("insert into grown select i, repeat('x', 100) from generate_series(1, 2000) i")
+    gate = Gate()
+    with running(database, gate) as run:
+        run.wait_states("ready", TABLES + 1)
+        run.assert_equal(*names, "grown")
+        assert sorted(gate.copies) == sorted([*names, "grown"])
+        assert len({gate.starts[name] for name in names}) == 1
+        assert gate.starts["grown"] != gate.starts["t0"]
+
+
+def test_rows_written_during_a_groups_copy_are_neither_lost_nor_doubled(database: Database) -> None:
+    names = make_tables(database, TABLES)
+    with writing(database, names), running(database) as run:
+        run.wait_states("ready", TABLES)
+        before = len(run.mirror.batches)
+        run.wait_for(lambda: len(run.mirror.batches) > before + 10)
+        run.stop()
+    with running(database, run.mirror, run.pipeline._store) as again:
+        again.wait_caught_up()
+        again.assert_equal(*names)
+        assert sorted(again.mirror.copies) == names
+
+
+def test_busy_tables_of_a_group_are_handed_over_a_few_at_a_time_and_end_equal(database: Database) -> None:
+    names = make_tables(database, TABLES)
+    gate = Gate("t3")
+    gate.before_events = lambda batch: time.sleep(0.05)  # a slow one: changes of the others come during a hand-off
+    with running(database, gate) as run:
+        assert gate.begun.wait(30)
+        for name in names:
+            # Compressed by nobody: more than a megabyte is waiting in the slot when the copy ends.
+            note = "(select string_agg(md5(i * j || ''), '') from generate_series(1, 50) j)"
+            database.execute(f"insert into {name} select i, 1, {note} from generate_series(100, 300) i")
+        with writing(database, names):
+            gate.open.set()
+            run.wait_states("ready", TABLES)
+            assert run.pipeline.progress.snapshot().hand_offs > 1
+        run.wait_caught_up()
+        run.assert_equal(*names)
+        assert sorted(gate.copies) == names
+
+
+@pytest.mark.invariant(15)
+def test_one_bad_table_of_a_group_is_errored_and_the_others_become_ready(database: Database) -> None:
+    names = make_tables(database, TABLES)
+    database.execute("create table dates(id int primary key, day date); insert into dates values (1, 'infinity')")
+    with running(database) as run:
+        run.wait_states("ready", TABLES)
+        run.wait_states("errored", 1)
+        assert run.states()["public.dates"] == "errored"
+        run.wait_for(lambda: slots(database) == [SLOT])
+        assert sorted(run.mirror.copies) == names
+        run.assert_equal(*names)
+
+
+@pytest.mark.invariant(15)
+def test_a_value_that_comes_while_a_group_follows_its_slot_errs_its_table_alone(database: Database) -> None:
+    names = make_tables(database, TABLES)
+    database.execute("create table dates(id int primary key, day date)")
+    gate = Gate("t3")
+    with running(database, gate) as run:
+        assert gate.begun.wait(30)
+        database.execute("insert into dates values (1, 'infinity'); update t5 set counter = 2")
+        gate.open.set()
+        run.wait_states("ready", TABLES)
+        run.wait_states("errored", 1)
+        run.assert_equal(*names)
+
+
+@pytest.mark.invariant(15)
+def test_a_destination_that_does_not_say_whose_trouble_it_is_is_asked_table_by_table(database: Database) -> None:
+    names = make_tables(database, TABLES)
+    gate = Gate("t3")
+
+    def refuse(batch: EventBatch) -> None:
+        if oid(database, "t5") in batch.tables:
+            raise DestinationError("no room", hint="Make room.", retry=Retry.MANUAL)
+
+    gate.before_events = refuse
+    with running(database, gate) as run:
+        assert gate.begun.wait(30)
+        database.execute(
+            "begin; update t4 set counter = 2; update t5 set counter = 2; update t6 set counter = 2; commit"
+        )
+        gate.open.set()
+        run.wait_states("ready", TABLES - 1)
+        run.wait_states("errored", 1)
+        assert run.states()["public.t5"] == "errored"
+        run.assert_equal(*(name for name in names if name != "t5"))
+
+
+@pytest.mark.invariant(15)
+def test_a_destination_that_is_away_in_the_middle_of_a_group_is_nobodys_error(database: Database) -> None:
+    names = make_tables(database, TABLES)
+    failures = iter(range(3))
+
+    def away(rows: TableRows) -> None:
+        if next(failures, None) is not None:
+            raise DestinationUnavailable("the lake is away", hint="wait")
+
+    mirror = MirrorDestination()
+    mirror.before_copy = away
+    store = MemoryStore()
+    with running(database, mirror, store) as run:
+        run.wait_states("ready", TABLES)
+        run.assert_equal(*names)
+    assert all(state.retry_policy is None for state in store.get_table_states().values())
+
+
+def test_a_table_that_leaves_while_its_group_is_copied_holds_no_other_up(database: Database) -> None:
+    names = make_tables(database, TABLES)
+    database.execute("drop publication shop; create publication shop for table " + ", ".join(names))
+    store, gate = MemoryStore(), Gate("t3")
+    others = [name for name in names if name != "t3"]
+    with running(database, gate, store) as run:
+        assert gate.begun.wait(30)
+        left = oid(database, "t3")
+        database.execute("alter publication shop drop table t3")
+        run.wait_states("ready", TABLES - 1)
+        # Its copy is still under way in the destination: what we know of it stays until that has ended.
+        assert left in store.get_table_states()
+        gate.open.set()
+        run.wait_for(lambda: left not in store.get_table_states())
+        run.wait_for(lambda: slots(database) == [SLOT])
+        run.wait_caught_up()
+        run.assert_equal(*others)
+
+
+def test_a_new_copy_asked_for_in_the_middle_of_a_group_concerns_its_table_alone(database: Database) -> None:
+    names = make_tables(database, TABLES)
+    store, gate = MemoryStore(), Gate("t3")
+    with running(database, gate, store) as run:
+        assert gate.begun.wait(30)
+        store.update_table_state(oid(database, "t3"), INIT)
+        run.wait_states("ready", TABLES - 1)
+        gate.open.set()
+        run.wait_states("ready", TABLES)
+        run.wait_caught_up()
+        run.assert_equal(*names)
+        assert [gate.copies.count(name) for name in names if name != "t3"] == [1] * (TABLES - 1)
+        assert len(set(gate.starts.values())) == 2, "the table was copied again at a position of its own"
+
+
+def test_a_group_that_was_interrupted_starts_again_and_ends_equal(database: Database) -> None:
+    names = make_tables(database, TABLES)
+    store, gate = MemoryStore(), Gate("t7")
+    with writing(database, names):
+        with running(database, gate, store) as run:
+            assert gate.begun.wait(30)
+            run.wait_for(lambda: list(run.states().values()).count("finished_copy") == TABLES - 1)
+            run.stop()
+        gate.open.set()
+        with running(database, gate, store) as again:
+            again.wait_states("ready", TABLES)
+            again.stop()
+    with running(database, gate, store) as last:
+        last.wait_caught_up()
+        last.assert_equal(*names)
+
+
+def test_a_changed_schema_in_a_group_starts_its_table_again_and_no_other(database: Database) -> None:
+    names = make_tables(database, TABLES)
+    gate = Gate("t3")
+    with running(database, gate) as run:
+        assert gate.begun.wait(30)
+        run.wait_for(lambda: list(run.states().values()).count("finished_copy") == TABLES - 1)
+        with database.connect() as other:
+            change = threading.Thread(target=other.execute, args=("alter table t5 add column extra int default 7",))
+            change.start()
+            waiting = "select count(*) from pg_locks where not granted and mode = 'AccessExclusiveLock'"
+            wait_until(lambda: database.value(waiting) == 1, 30, what="the statement to wait")
+            gate.open.set()
+            change.join()
+        database.execute("update t5 set counter = 2 where id = 1")
+        run.wait_for(lambda: gate.copies.count("t5") == 2)
+        run.wait_states("ready", TABLES)
+        run.wait_caught_up()
+        run.assert_equal(*names)
+        assert [gate.copies.count(name) for name in names if name != "t5"] == [1] * (TABLES - 1)
+
+
+@pytest.mark.invariant(1)
+def test_a_migration_over_several_tables_of_a_group_goes_first_and_is_no_deadlocks_victim(database: Database) -> None:
+    """A lock on the second table that waits for the first would make Postgres end the migration."""
+    names = make_tables(database, TABLES)
+    mirror, away = MirrorDestination(), threading.Event()
+    away.set()
+
+    def refuse(rows: TableRows) -> None:
+        if away.is_set():
+            raise DestinationUnavailable("the lake is away", hint="wait")
+
+    mirror.before_copy = refuse
+    with running(database, mirror) as run, database.connect() as migration:
+        # Whoever looks first is the victim: this one does.
+        migration.execute("set deadlock_timeout = '10ms'")
+        run.wait_for(lambda: bool(run.pipeline.progress.snapshot().errors))
+        migration.execute("begin")
+        migration.execute("alter table t5 add column extra int default 7")
+        away.clear()
+        held = (
+            "select count(*) from pg_locks l join pg_stat_activity a using (pid) where l.relation = 't0'::regclass"
+            " and l.mode = 'AccessShareLock' and l.granted and starts_with(a.application_name, 'headwater_sync_1_group')"
+        )
+        wait_until(lambda: database.value(held) == 1, 30, what="a group to hold its tables")
+        migration.execute("alter table t0 add column extra int default 7")
+        migration.execute("commit")
+        run.wait_states("ready", TABLES)
+        run.wait_caught_up()
+        run.assert_equal(*names)
+
+
+@pytest.mark.parametrize("count", [200, pytest.param(1000, marks=pytest.mark.slow)])
+def test_many_small_tables_reach_ready_and_end_equal(database: Database, count: int) -> None:
+    names = make_tables(database, count, rows=3)
+    with running(database) as run:
+        run.wait_states("ready", count, timeout=240)
+        database.execute("; ".join(f"update {name} set counter = 2 where id = 1" for name in names))
+        run.wait_caught_up()
+        run.assert_equal(*names)
+        assert sorted(run.mirror.copies) == sorted(names)
+
+
+# With Spark: the rows of a group are read by one job.
+
+
+@contextmanager
+def running_with_spark(database: Database, spark: SparkSession, mirror: MirrorDestination) -> Iterator[Running]:
+    pipeline = Pipeline(config(database), MemoryStore(), mirror, spark=spark)
+    pipeline.start()
+    try:
+        yield Running(database, pipeline, mirror)
+    finally:
+        pipeline.shutdown()
+        pipeline.wait(60)
+
+
+def jobs_with_tag(spark: SparkSession, tag: str) -> list[int]:
+    return list(spark.sparkContext._jsc.sc().statusTracker().getJobIdsForTag(tag))
+
+
+def test_a_group_is_read_by_one_spark_job(database: Database, spark: SparkSession) -> None:
+    names = make_tables(database, TABLES)
+    database.execute("create table nothing(id int primary key)")
+    database.execute("create table dates(id int primary key, day date); insert into dates values (1, '-infinity')")
+    with running_with_spark(database, spark, MirrorDestination()) as run:
+        run.wait_states("ready", TABLES + 1)
+        # The bad one has failed in the same job, by itself.
+        assert run.states()["public.dates"] == "errored"
+        assert any("'day' holds a date value" in error for error in run.pipeline.progress.snapshot().errors)
+        run.assert_equal(*names, "nothing")
+    # The mirror reads the rows that the driver holds: there is no other job.
+    assert len(jobs_with_tag(spark, f"headwater-copy-1-{group_slot_name(1, 1)}")) == 1
+    for name in (*names, "nothing"):
+        assert jobs_with_tag(spark, f"headwater-copy-1-{oid(database, name)}") == []
+
+
+def test_tables_beyond_the_memory_of_a_group_are_read_by_themselves(
+    database: Database, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sync_copy, "HELD_BYTES", 16 << 10)
+    names = make_tables(database, TABLES, rows=400)
+    with running_with_spark(database, spark, MirrorDestination()) as run:
+        run.wait_states("ready", TABLES)
+        run.assert_equal(*names)
+        assert sorted(run.mirror.copies) == names
+
+
+def test_thirty_small_tables_in_iceberg_end_equal(
+    database: Database, spark: SparkSession, lake_settings: IcebergSettings
+) -> None:
+    names = make_tables(database, 30, prefix="shelf")
+    types = (
+        "big numeric(20, 4) default 1.5, add column at timestamp default now(), add column tags text[] default '{a}'"
+    )
+    database.execute(f"alter table shelf1 add column {types}")
+    database.execute("truncate shelf2")
+    store = MemoryStore()
+    destination = IcebergDestination(spark, store, lake_settings)
+    pipeline = Pipeline(config(database, id=77), store, destination, spark=spark)
+    with writing(database, names[:2]):
+        pipeline.start()
+        run = Running(database, pipeline, MirrorDestination())
+        run.wait_states("ready", 30, timeout=200)
+    run.wait_caught_up()
+    run.stop()
+    assert lake_settings.warehouse_path is not None
+    lake = open_lake(lake_settings.warehouse_path)
+    for name in names:
+        compare_table(database.connection, TableName("public", name), lake).assert_equal()
