@@ -9,6 +9,7 @@ from psycopg import sql
 from pyspark.sql import SparkSession
 
 from tests.conftest import Database
+from tests.driver import driver
 from tests.integration.lake import lake_running
 
 # PySpark leaves the sockets it collects over to the garbage collector.
@@ -21,22 +22,22 @@ pytestmark = [
 MIB = 1 << 20
 
 
-def test_one_row_of_64_mib_goes_through_copy_and_stream_into_the_lake(
-    database: Database, spark: SparkSession, tmp_path: Path
-) -> None:
+def test_one_row_of_64_mib_goes_through_copy_and_stream_into_the_lake(database: Database, tmp_path: Path) -> None:
+    """With the memory that a pipeline has by default, which is more than the tests' own Spark has."""
     database.execute("create table files(id int primary key, name text, content bytea)")
     # Bytes that compress badly: what is small on the way would show nothing.
     row = """insert into files select {id}, 'f', string_agg(sha512(({id} * 10000000 + i)::text::bytea), ''::bytea)
              from generate_series(1, {size} / 64) i"""
     database.execute(row.format(id=1, size=64 * MIB))
     database.execute("create publication shop for table files")
-    with lake_running(database, spark, tmp_path) as run:
+    with driver(database, tmp_path) as run:
+        run.start()
         run.wait_ready(1)
-        run.assert_equal("files")
         database.execute(row.format(id=2, size=64 * MIB))
         # The large value does not change, so the server does not send it.
-        database.execute("update files set name = 'g'")
-        run.wait_caught_up(180)
+        database.execute("update files set name = 'g' where id = 1")
+        run.wait_caught_up()
+        assert run.stop() == 0, run.output
         run.assert_equal("files")
         assert database.value("select sum(length(content)) from files") == 128 * MIB
 
