@@ -415,7 +415,7 @@ def test_tables_beyond_the_memory_of_a_group_are_read_by_themselves(
         assert sorted(run.mirror.copies) == names
 
 
-@pytest.mark.parametrize("count", [10, pytest.param(30, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [10, pytest.param(1000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
 def test_small_tables_in_iceberg_end_equal(
     database: Database, spark: SparkSession, lake_settings: IcebergSettings, count: int
 ) -> None:
@@ -431,7 +431,7 @@ def test_small_tables_in_iceberg_end_equal(
     with writing(database, names[:2]):
         pipeline.start()
         run = Running(database, pipeline, MirrorDestination())
-        run.wait_states("ready", count, timeout=200)
+        run.wait_states("ready", count, timeout=20 * count)
     run.wait_caught_up()
     run.stop()
     assert lake_settings.warehouse_path is not None
