@@ -85,7 +85,8 @@ def writing(database: Database, names: list[str], seed: int = 1) -> Iterator[Non
         choose = random.Random(seed)
         try:
             with database.connect() as connection:
-                while not stop.is_set():
+                # At a steady pace: a writer without one takes the core that the pipeline needs.
+                while not stop.wait(0.005):
                     with connection.transaction():
                         for _ in range(choose.randint(1, 6)):
                             name, id = choose.choice(names), choose.randrange(1, 60)
@@ -359,11 +360,10 @@ def test_a_migration_over_several_tables_of_a_group_goes_first_and_is_no_deadloc
         run.assert_equal(*names)
 
 
-@pytest.mark.parametrize("count", [200, pytest.param(1000, marks=pytest.mark.slow)])
-def test_many_small_tables_reach_ready_and_end_equal(database: Database, count: int) -> None:
-    names = make_tables(database, count, rows=3)
+def test_a_thousand_small_tables_reach_ready_and_end_equal(database: Database) -> None:
+    names = make_tables(database, 1000, rows=3)
     with running(database) as run:
-        run.wait_states("ready", count, timeout=240)
+        run.wait_states("ready", 1000, timeout=240)
         database.execute("; ".join(f"update {name} set counter = 2 where id = 1" for name in names))
         run.wait_caught_up()
         run.assert_equal(*names)
