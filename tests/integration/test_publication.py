@@ -55,8 +55,7 @@ def wait_ready(run: Running, *tables: str) -> None:
 
 
 def wait_copies(run: Running, table: str, count: int) -> None:
-    # At least so many: a look in the middle of a change may take it for two, and one copy more does no harm.
-    run.wait_for(lambda: run.mirror.copies.count(table) >= count)
+    run.wait_for(lambda: run.mirror.copies.count(table) == count)
 
 
 @pytest.mark.versions
