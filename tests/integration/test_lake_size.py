@@ -22,24 +22,27 @@ pytestmark = [
 MIB = 1 << 20
 
 
-def test_one_row_of_64_mib_goes_through_copy_and_stream_into_the_lake(database: Database, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mib", [16, pytest.param(64, marks=pytest.mark.slow)])
+def test_one_row_of_64_mib_goes_through_copy_and_stream_into_the_lake(
+    database: Database, tmp_path: Path, mib: int
+) -> None:
     """With the memory that a pipeline has by default, which is more than the tests' own Spark has."""
     database.execute("create table files(id int primary key, name text, content bytea)")
     # Bytes that compress badly: what is small on the way would show nothing.
     row = """insert into files select {id}, 'f', string_agg(sha512(({id} * 10000000 + i)::text::bytea), ''::bytea)
              from generate_series(1, {size} / 64) i"""
-    database.execute(row.format(id=1, size=64 * MIB))
+    database.execute(row.format(id=1, size=mib * MIB))
     database.execute("create publication shop for table files")
     with driver(database, tmp_path) as run:
         run.start()
         run.wait_ready(1)
-        database.execute(row.format(id=2, size=64 * MIB))
+        database.execute(row.format(id=2, size=mib * MIB))
         # The large value does not change, so the server does not send it.
         database.execute("update files set name = 'g' where id = 1")
         run.wait_caught_up()
         assert run.stop() == 0, run.output
         run.assert_equal("files")
-        assert database.value("select sum(length(content)) from files") == 128 * MIB
+        assert database.value("select sum(length(content)) from files") == 2 * mib * MIB
 
 
 @pytest.mark.parametrize("count", [300, pytest.param(1600, marks=pytest.mark.slow)])
