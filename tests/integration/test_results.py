@@ -15,7 +15,7 @@ from headwater.events import EventBatch, TableRows
 from headwater.lsn import EndLsn
 from headwater.schema.table import ReplicatedTableSchema, TableId
 from headwater.source.slots import apply_slot_name
-from headwater.states import Phase, TableState
+from headwater.states import INIT, Phase, TableState
 from headwater.store.memory import MemoryStore
 from headwater.testing.compare import confirmed_position, flush_position
 from headwater.wire.pgoutput import PgOutputDecoder
@@ -314,6 +314,23 @@ def test_a_named_table_whose_error_is_the_worlds_is_not_errored_and_the_batch_co
         run.wait_caught_up()
         run.assert_equal("orders", "items")
         assert "errored" not in store.steps
+
+
+def test_a_table_that_is_to_be_copied_again_and_fails_in_a_batch_meanwhile_is_copied_again(shop: Database) -> None:
+    mirror, store = Late(), MemoryStore()
+    with running(shop, mirror, store) as run:
+        run.wait_states("ready", 2)
+        mirror.late = True
+        shop.execute("update orders set counter = 2")
+        run.wait_for(lambda: len(mirror.kept) == 1)
+        mirror.late = False
+        store.update_table_state(table_id(shop, "orders"), INIT)
+        run.wait_states("init", 1)
+        mirror.kept.pop()[1].failed_tables({table_id(shop, "orders"): ValueError("seven")})
+        run.wait_for(lambda: mirror.copies.count("orders") == 2)
+        run.wait_states("ready", 2)
+        run.wait_caught_up()
+        run.assert_equal("orders", "items")
 
 
 def test_a_failed_table_that_was_not_in_the_batch_is_a_defect_of_the_destination(shop: Database) -> None:

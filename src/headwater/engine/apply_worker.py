@@ -297,7 +297,10 @@ class ApplyWorker:
         error.table_id = table
         log.error("table %s: %s", run.board.name(table), error)
         run.progress.error(f"{run.board.name(table)}: {error}")
-        self._until_recorded("a table's error", lambda: run.board.fail(table, error, run.config, Actor.APPLY))
+        with run.board.deciding:
+            # One that is to be copied again, or left while its batch was written, is no longer ours: it needs no error.
+            if table in run.board.in_phase(Phase.READY, Phase.SYNC_DONE):
+                self._until_recorded("a table's error", lambda: run.board.fail(table, error, run.config, Actor.APPLY))
 
     def _move_all(
         self, states: Mapping[TableId, TableState], only_from: Mapping[TableId, TableState] = MappingProxyType({})
