@@ -95,7 +95,7 @@ class SyncFollow:
             else:
                 behind = state.lsn
         if done:
-            board.move_all({table.id: sync_done(self._position) for table in done}, Actor.TABLE_SYNC)
+            self._tables.move(done, sync_done(self._position))
             for table in done:
                 self._tables.end(table)
         self._asked &= self._ids()
