@@ -87,6 +87,12 @@ class SyncTables:
         with self._lock:
             return frozenset(table.id for table in (*self._working, *self._ending))
 
+    @property
+    def in_destination(self) -> bool:
+        """Whether the destination is still at work on a table, be it one that nobody waits for any more."""
+        with self._lock:
+            return any(table.is_busy for table in (*self._working, *self._ending, *self._free))
+
     def take_free(self) -> list[SyncTable]:
         """Those that became free since the last time."""
         with self._lock:
