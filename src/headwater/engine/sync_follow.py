@@ -70,8 +70,9 @@ class SyncFollow:
         """Returns when every table was handed over, or is out for another reason."""
         while self._tables.working:
             self._run.raise_if_stopped()
-            for chunk in self._stream.take():
-                self._decoder.feed(chunk.data)
+            if self._has_room():
+                for chunk in self._stream.take():
+                    self._decoder.feed(chunk.data)
             self._tables.end_stopped()
             moved = self._take_in()
             self._hand_over()
@@ -79,6 +80,15 @@ class SyncFollow:
                 self._write_deferred()
             self._ask_if_close(gaining=moved)
             self._bell.wait(_LOOK_SECONDS)
+
+    def _has_room(self) -> bool:
+        """What is deferred lies in memory: with a batch of it, only who stands still for us is a reason to read on.
+
+        The apply worker may be long in answering, while it waits for the store or for its connection.
+        """
+        if sum(batch.size_bytes for batch in self._deferred) < self._run.config.batch.max_bytes:
+            return True
+        return not self._asked.isdisjoint(self._run.board.in_phase(Phase.CATCHUP))
 
     # The hand-off
 
