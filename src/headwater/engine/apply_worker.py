@@ -144,6 +144,8 @@ class ApplyWorker:
             raise behind(self._slot, self._confirmed, history.flushed)
         with connect(self._run_.settings) as admin:
             if self._lineage is not None:
+                # First of all: what is handed over after the verdict has seen the states is to be of the new timeline.
+                self._run_.board.timeline = history.timeline
                 slot_verdict(self._run_, admin, history)
                 # What we confirmed beyond what is on record held nothing for us, and may not be there on a new timeline.
                 self._confirmed = slot_position(self._run_, admin)

@@ -38,12 +38,17 @@ class SchemaChangedMeanwhile(StartAgain):
     """The table's schema changed between its copy and its hand-off: the copy starts again at once."""
 
 
+class TimelineChangedMeanwhile(StartAgain):
+    """The copy is of a server that the apply worker has left, or has not come to yet: their positions are not the same."""
+
+
 class SyncFollow:
     """Used by the worker's thread, once. The slot's connection is this one's to close, through `close`."""
 
     def __init__(self, run: Run, tables: SyncTables, slot: SyncSlot, admin: Connection, bell: Bell) -> None:
         self._run = run
         self._tables = tables
+        self._slot = slot
         self._admin = admin
         self._bell = bell
         self._write = SyncWrite(run, tables, slot.name)
@@ -105,6 +110,7 @@ class SyncFollow:
             else:
                 behind = state.lsn
         if done:
+            self._check_timeline()
             self._tables.move(done, sync_done(self._position))
             for table in done:
                 self._tables.end(table)
@@ -113,6 +119,15 @@ class SyncFollow:
             # Everybody waits for us: without traffic the server says how far it is only when asked.
             self._replied_for = behind
             self._stream.request_reply()
+
+    def _check_timeline(self) -> None:
+        follows = self._run.board.timeline
+        if follows is not None and follows != self._slot.timeline:
+            raise TimelineChangedMeanwhile(
+                f"the source changed its timeline during the copy of {self._tables.what}",
+                detail=f"the copy is of timeline {self._slot.timeline}, changes are followed on {follows}",
+                hint="Nothing is to be done: it is copied again at once.",
+            )
 
     def _ask_if_close(self, gaining: bool) -> None:
         if time.monotonic() - self._looked_at <= _LOOK_SECONDS:
