@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
 from headwater.config.pipeline import InvalidatedSlotBehavior
 from headwater.contracts.stores import PipelineStore
 from headwater.errors import PreflightError
+from headwater.events import TableRows
 from headwater.source.slot_errors import SlotMissing, TimelineLeft
 from headwater.source.slots import apply_slot_name
 from headwater.store.memory import MemoryStore
 from headwater.store.postgres import PostgresStore
 from headwater.testing.postgres import PostgresServer
 from headwater.testing.standby import PHYSICAL_SLOT, promote, standby_of, stop_following, wait_replayed, wait_synced
+from headwater.wire.settings import TargetSessionAttrs
 from tests.conftest import Database
-from tests.integration.mirror import MirrorDestination, running
+from tests.integration.mirror import MirrorDestination, config, running
 
 SLOT = apply_slot_name(1)
 SYNCING = {"sync_replication_slots": "on"}
@@ -207,3 +211,48 @@ def test_failover_slots_on_a_server_that_knows_none_are_refused_with_a_hint() ->
             pass
         assert "no failover slots" in caught.value.detail
         assert "failover_slot = false" in caught.value.hint
+
+
+@pytest.mark.invariant(10)
+def test_a_copy_of_a_primary_that_was_left_meanwhile_is_not_handed_over_at_the_new_one() -> None:
+    """The old primary lives on, as it may for a while: its positions are ahead of the new one's, and are not the same."""
+    mirror, store = MirrorDestination(), MemoryStore()
+    copied, release = threading.Event(), threading.Event()
+
+    def hold(rows: TableRows) -> None:
+        if mirror.copies[-1] == "late" and not copied.is_set():
+            copied.set()
+            assert release.wait(60)
+
+    mirror.after_copy = hold
+    with shop_with_standby(18, **SYNCING) as (primary, standby), database_of(primary) as shop:
+        hosts = replace(
+            config(shop).pg_connection,
+            host=f"127.0.0.1:{primary.port},127.0.0.1:{standby.port}",
+            target_session_attrs=TargetSessionAttrs.READ_WRITE,
+        )
+        with running(shop, mirror, store, failover_slot=True, pg_connection=hosts) as run:
+            run.wait_states("ready", 1)
+            shop.execute("create table late(id int primary key, counter int)")
+            shop.execute("alter publication shop add table late")
+            assert copied.wait(30)
+            wait_synced(primary, standby, SLOT, confirmed(shop))
+            wait_replayed(primary, standby)
+            promote(standby)
+            # New sessions go to the new primary from here on; the old ones stay where they are.
+            shop.execute("alter system set default_transaction_read_only = on")
+            shop.execute("select pg_reload_conf()")
+            shop.execute(
+                "select pg_terminate_backend(active_pid) from pg_replication_slots where slot_name = %s", [SLOT]
+            )
+            run.wait_for(lambda: store.get_lineage() is not None and store.get_lineage().timeline == 2)  # type: ignore[union-attr]
+            shop.execute("set default_transaction_read_only = off")
+            shop.execute("insert into late select i, 0 from generate_series(1001, 3000) i")
+            with database_of(standby) as new:
+                new.execute("insert into late select i, 1 from generate_series(1, 10) i")
+                run.database = new
+                release.set()
+                run.wait_states("ready", 2)
+                run.wait_caught_up()
+                run.assert_equal("orders", "late")
+    assert mirror.copies == ["orders", "late", "late"]

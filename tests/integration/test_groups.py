@@ -11,12 +11,15 @@ from contextlib import contextmanager
 import pytest
 from pyspark.sql import SparkSession
 
+from headwater.config import BatchConfig
 from headwater.contracts.results import WriteTableRowsResult
+from headwater.contracts.stores import APPLY, WorkerType
 from headwater.destinations.iceberg.destination import IcebergDestination
 from headwater.destinations.iceberg.settings import IcebergSettings
-from headwater.engine import groups, sync_copy
+from headwater.engine import groups, slot_stream, sync_copy, table_sync
 from headwater.engine.pipeline import Pipeline
-from headwater.errors import DestinationError, DestinationUnavailable, Retry
+from headwater.engine.sync_follow import SyncFollow
+from headwater.errors import DestinationError, DestinationUnavailable, Retry, StoreUnavailable
 from headwater.events import EventBatch, TableRows
 from headwater.lsn import EndLsn
 from headwater.schema.table import ReplicatedTableSchema, TableId, TableName
@@ -188,6 +191,75 @@ def test_busy_tables_of_a_group_are_handed_over_a_few_at_a_time_and_end_equal(da
         run.wait_caught_up()
         run.assert_equal(*names)
         assert sorted(gate.copies) == names
+
+
+class WatchedFollow(SyncFollow):
+    """Lets a test see what is held back."""
+
+    newest: WatchedFollow | None = None
+    rounds = 0
+
+    def follow(self) -> None:
+        WatchedFollow.newest = self
+        super().follow()
+
+    def _ask_if_close(self, gaining: bool) -> None:
+        self.rounds += 1
+        super()._ask_if_close(gaining)
+
+    @property
+    def deferred_bytes(self) -> int:
+        return sum(batch.size_bytes for batch in self._deferred)
+
+
+class NoProgress(MemoryStore):
+    """Cannot be reached for the apply worker's progress."""
+
+    away = False
+
+    def upsert_replication_progress(self, worker_type: WorkerType, flush_lsn: EndLsn) -> EndLsn:
+        if self.away and worker_type == APPLY:
+            raise StoreUnavailable("the store is away", hint="Wait.")
+        return super().upsert_replication_progress(worker_type, flush_lsn)
+
+
+def test_what_a_group_holds_back_while_nobody_answers_it_is_bounded(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_sync, "SyncFollow", WatchedFollow)
+    monkeypatch.setattr(slot_stream, "QUEUE_BYTES", 64 << 10)
+    monkeypatch.setattr(WatchedFollow, "newest", None)
+    rows = "select i, 1, (select string_agg(md5(i * j || ''), '') from generate_series(1, 50) j) from generate_series"
+    database.execute("create table first(id int primary key, counter int not null); create publication shop")
+    database.execute("alter publication shop add table first")
+    store, gate = NoProgress(), Gate("rest")
+    with running(database, gate, store, batch=BatchConfig(max_fill_ms=100, max_bytes=64 << 10)) as run:
+        run.wait_states("ready", 1)
+        # The apply worker waits for the store, and answers nobody.
+        store.away = True
+        database.execute("insert into first values (1, 1)")
+        run.wait_for(lambda: len(gate.batches) == 1)
+        for name in ("rest", "busy"):
+            database.execute(f"create table {name}(id int primary key, counter int not null, note text)")
+        database.execute("alter publication shop add table rest, busy")
+        assert gate.begun.wait(30)
+        # So far behind that the worker takes in changes, and knows who is busy, before it asks.
+        database.execute(f"insert into busy {rows}(1, 1000) i")
+        gate.open.set()
+        run.wait_for(lambda: run.states().get("public.rest") == "sync_wait")
+        for number in range(1, 6):
+            database.execute(f"insert into busy {rows}({number * 1000 + 1}, {number * 1000 + 1000}) i")
+        follow = WatchedFollow.newest
+        assert follow is not None
+        run.wait_for(lambda: follow.deferred_bytes > 64 << 10 and not follow._stream.dry)
+        rounds, deferred = follow.rounds, follow.deferred_bytes
+        run.wait_for(lambda: follow.rounds > rounds + 5)
+        assert (follow.deferred_bytes, follow._stream.dry) == (deferred, False)
+        store.away = False
+        run.wait_states("ready", 3)
+        run.wait_caught_up()
+        run.assert_equal("first", "rest", "busy")
+        assert sorted(gate.copies) == ["busy", "first", "rest"]
 
 
 @pytest.mark.invariant(15)

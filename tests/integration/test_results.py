@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 
 from headwater.contracts.results import WriteEventsResult, WriteTableRowsResult
 from headwater.contracts.stores import WorkerType
 from headwater.engine import run as engine_run
-from headwater.errors import DestinationError, DestinationUnavailable, Retry, StoreUnavailable
+from headwater.errors import (
+    DestinationError,
+    DestinationUnavailable,
+    HeadwaterError,
+    Retry,
+    StoreError,
+    StoreUnavailable,
+)
 from headwater.events import EventBatch, TableRows
 from headwater.lsn import EndLsn
 from headwater.schema.table import ReplicatedTableSchema, TableId
 from headwater.source.slots import apply_slot_name
-from headwater.states import Phase, TableState
+from headwater.states import INIT, Phase, TableState
 from headwater.store.memory import MemoryStore
 from headwater.testing.compare import confirmed_position, flush_position
 from headwater.wire.pgoutput import PgOutputDecoder
@@ -316,6 +323,23 @@ def test_a_named_table_whose_error_is_the_worlds_is_not_errored_and_the_batch_co
         assert "errored" not in store.steps
 
 
+def test_a_table_that_is_to_be_copied_again_and_fails_in_a_batch_meanwhile_is_copied_again(shop: Database) -> None:
+    mirror, store = Late(), MemoryStore()
+    with running(shop, mirror, store) as run:
+        run.wait_states("ready", 2)
+        mirror.late = True
+        shop.execute("update orders set counter = 2")
+        run.wait_for(lambda: len(mirror.kept) == 1)
+        mirror.late = False
+        store.update_table_state(table_id(shop, "orders"), INIT)
+        run.wait_states("init", 1)
+        mirror.kept.pop()[1].failed_tables({table_id(shop, "orders"): ValueError("seven")})
+        run.wait_for(lambda: mirror.copies.count("orders") == 2)
+        run.wait_states("ready", 2)
+        run.wait_caught_up()
+        run.assert_equal("orders", "items")
+
+
 def test_a_failed_table_that_was_not_in_the_batch_is_a_defect_of_the_destination(shop: Database) -> None:
     mirror = Late()
     with running(shop, mirror) as run:
@@ -395,37 +419,48 @@ def test_nothing_behind_a_batch_that_failed_is_recorded_when_the_pipeline_stops(
 
 
 class ShakyStore(MemoryStore):
-    """Cannot be reached for the next recordings of some states."""
+    """Refuses to record some states, each for a number of times."""
 
-    def __init__(self, *phases: Phase) -> None:
+    def __init__(self, refused: Mapping[Phase, Sequence[HeadwaterError]]) -> None:
         super().__init__()
-        self.left = dict.fromkeys(phases, 1)
+        self.refused = {phase: list(errors) for phase, errors in refused.items()}
 
     def update_table_states(self, updates: Sequence[tuple[TableId, TableState]]) -> None:
         for phase in {state.phase for _, state in updates}:
-            if self.left.get(phase, 0) > 0:
-                self.left[phase] -= 1
-                raise StoreUnavailable("the store is away", hint="Wait.")
+            if self.refused.get(phase):
+                raise self.refused[phase].pop(0)
         super().update_table_states(updates)
 
 
+def store_away() -> StoreUnavailable:
+    return StoreUnavailable("the store is away", hint="Wait.")
+
+
 @pytest.mark.invariant(15)
-def test_a_store_that_is_away_at_the_hand_off_holds_nobody_up_for_ever(shop: Database) -> None:
-    """Neither SyncDone nor the way back to Init could be recorded: the table stayed in Catchup, and everyone waited."""
-    store = ShakyStore(Phase.SYNC_DONE, Phase.READY)
-    failed_once = threading.Event()
-
-    def also_the_way_back(updates: Sequence[tuple[TableId, TableState]]) -> None:
-        back = any(state.phase is Phase.INIT for _, state in updates)
-        if back and store.left[Phase.SYNC_DONE] == 0 and not failed_once.is_set():
-            failed_once.set()
-            raise StoreUnavailable("the store is still away", hint="Wait.")
-        ShakyStore.update_table_states(store, updates)
-
-    store.update_table_states = also_the_way_back  # type: ignore[method-assign]
+def test_a_store_that_is_away_after_the_copy_costs_no_copy(shop: Database) -> None:
+    phases = (Phase.FINISHED_COPY, Phase.SYNC_DONE, Phase.READY)
+    store = ShakyStore({phase: [store_away(), store_away()] for phase in phases})
     with running(shop, store=store) as run:
         run.wait_states("ready", 2)
-        assert failed_once.is_set()
+        assert not any(store.refused.values())
+        assert sorted(run.mirror.copies) == ["items", "orders"]
+        shop.execute("update orders set counter = 2; update items set counter = 2")
+        run.wait_caught_up()
+        run.assert_equal("orders", "items")
+
+
+@pytest.mark.invariant(15)
+def test_a_store_that_fails_at_the_hand_off_holds_nobody_up_for_ever(shop: Database) -> None:
+    """Neither SyncDone nor the way back to Init could be recorded: the table stayed in Catchup, and everyone waited."""
+    store, mirror = ShakyStore({Phase.SYNC_DONE: [StoreError("not like this", hint="Look.")]}), MirrorDestination()
+
+    def refuse_the_way_back(rows: TableRows) -> None:
+        store.refused.setdefault(Phase.INIT, [store_away()])
+
+    mirror.after_copy = refuse_the_way_back  # not before: Init is also what every table begins with
+    with running(shop, mirror, store) as run:
+        run.wait_states("ready", 2)
+        assert not any(store.refused.values())
         shop.execute("update orders set counter = 2; update items set counter = 2")
         run.wait_caught_up()
         run.assert_equal("orders", "items")

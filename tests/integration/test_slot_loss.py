@@ -9,10 +9,11 @@ from contextlib import contextmanager
 import pytest
 
 from headwater.config.pipeline import InvalidatedSlotBehavior
+from headwater.contracts.results import WriteTableRowsResult
 from headwater.contracts.stores import APPLY, WorkerType
 from headwater.events import TableRows
 from headwater.lsn import EndLsn
-from headwater.schema.table import TableId
+from headwater.schema.table import ReplicatedTableSchema, TableId
 from headwater.source.slot_errors import OtherServer, SlotInvalidated, SlotMissing
 from headwater.source.slots import apply_slot_name, sync_slot_name
 from headwater.store.memory import MemoryStore
@@ -208,3 +209,43 @@ def test_a_slot_lost_under_a_running_pipeline_leads_to_a_new_copy_where_that_was
         run.assert_equal("orders")
         run.stop()
         assert run.mirror.shutdowns == 1
+
+
+class Slow(MirrorDestination):
+    """Holds the first copy until it is let go, and counts how many are at work at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.release = threading.Event(), threading.Event()
+        self.at_work = self.most_at_work = 0
+
+    def write_table_rows(
+        self, replicated_table_schema: ReplicatedTableSchema, table_rows: TableRows, result: WriteTableRowsResult
+    ) -> None:
+        self.at_work += 1
+        self.most_at_work = max(self.at_work, self.most_at_work)
+        try:
+            if not self.begun.is_set():
+                self.begun.set()
+                assert self.release.wait(60)
+            super().write_table_rows(replicated_table_schema, table_rows, result)
+        finally:
+            self.at_work -= 1
+
+
+def test_a_slot_lost_while_a_table_is_copied_leads_to_a_new_copy_after_the_destination_has_left_the_old_one(
+    shop: Database,
+) -> None:
+    slow = Slow()
+    with running(shop, slow, invalidated_slot_behavior=RECREATE) as run:
+        assert slow.begun.wait(30)
+        drop_under_its_reader(shop)
+        run.wait_for(lambda: "destination to leave" in (run.pipeline.progress.snapshot().waiting or ""))
+        shop.execute("update orders set counter = 5")
+        slow.release.set()
+        run.wait_states("ready", 1)
+        run.wait_caught_up()
+        run.assert_equal("orders")
+        # The old one could not go on: lock and exported snapshot went with its worker.
+        assert slow.copies == ["orders"]
+        assert slow.most_at_work == 1

@@ -144,6 +144,8 @@ class ApplyWorker:
             raise behind(self._slot, self._confirmed, history.flushed)
         with connect(self._run_.settings) as admin:
             if self._lineage is not None:
+                # First of all: what is handed over after the verdict has seen the states is to be of the new timeline.
+                self._run_.board.timeline = history.timeline
                 slot_verdict(self._run_, admin, history)
                 # What we confirmed beyond what is on record held nothing for us, and may not be there on a new timeline.
                 self._confirmed = slot_position(self._run_, admin)
@@ -297,7 +299,10 @@ class ApplyWorker:
         error.table_id = table
         log.error("table %s: %s", run.board.name(table), error)
         run.progress.error(f"{run.board.name(table)}: {error}")
-        self._until_recorded("a table's error", lambda: run.board.fail(table, error, run.config, Actor.APPLY))
+        with run.board.deciding:
+            # One that is to be copied again, or left while its batch was written, is no longer ours: it needs no error.
+            if table in run.board.in_phase(Phase.READY, Phase.SYNC_DONE):
+                self._until_recorded("a table's error", lambda: run.board.fail(table, error, run.config, Actor.APPLY))
 
     def _move_all(
         self, states: Mapping[TableId, TableState], only_from: Mapping[TableId, TableState] = MappingProxyType({})

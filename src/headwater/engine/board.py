@@ -45,6 +45,8 @@ class Board:
         self._failures: dict[TableId, int] = {}
         self._being_written: frozenset[TableId] = frozenset()
         self._listeners: list[Callable[[], None]] = []
+        self.timeline: int | None = None
+        """The source's, as the apply worker follows it: a position of another one is no place to hand a table over at."""
 
     def listen(self, listener: Callable[[], None]) -> None:
         """Call `listener` after every change, from the thread that made it."""

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _WATCH_SECONDS = 1.0
+_LEAVE_SECONDS = 0.25
 _PATIENCE_SECONDS = 20.0
 """How long table sync workers may take to stop. One that waits for a lock of somebody else's has nothing to finish."""
 
@@ -176,6 +177,7 @@ class Pipeline:
         try:
             while parts is not None:
                 self._run_round(parts)
+                self._await_destination(parts.pool)
                 parts = self._open_again()
         except Exception as error:
             self._fail(_as_headwater(error))
@@ -184,6 +186,14 @@ class Pipeline:
                 self._close()
             finally:
                 self._ended.set()
+
+    def _await_destination(self, pool: TableSyncPool) -> None:
+        """Before another round: there is one call for a table at a time, and what lands late would undo the new copy."""
+        while self._lost is not None and not self._stop.is_set() and pool.in_destination:
+            self.progress.waiting("the destination to leave the copies that were under way")
+            self._watch()
+            self._stop.wait(_LEAVE_SECONDS)
+        self.progress.waiting(None)
 
     def _open_again(self) -> _Parts | None:
         """After the slot was lost under a run that may make a new one: opening finds that out, and copies again."""

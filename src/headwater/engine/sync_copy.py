@@ -30,7 +30,7 @@ from headwater.source.publication import PublishedTable, published_tables
 from headwater.source.session import Connection, impatient
 from headwater.spark.session import translate
 from headwater.spark.small_tables import NO_ROWS, HeldRows, Outcome, read_in_one_job
-from headwater.states import FINISHED_COPY, Actor
+from headwater.states import FINISHED_COPY
 
 log = logging.getLogger(__name__)
 
@@ -231,7 +231,7 @@ class SyncCopy:
             for table in durable:
                 assert table.copy is not None
                 table.copy.finished()
-            self._run.board.move_all({table.id: FINISHED_COPY for table in durable}, Actor.TABLE_SYNC)
+            self._tables.move(durable, FINISHED_COPY)
         return there
 
     def _await(self, condition: Callable[[], bool]) -> None:

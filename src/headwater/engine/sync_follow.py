@@ -38,12 +38,17 @@ class SchemaChangedMeanwhile(StartAgain):
     """The table's schema changed between its copy and its hand-off: the copy starts again at once."""
 
 
+class TimelineChangedMeanwhile(StartAgain):
+    """The copy is of a server that the apply worker has left, or has not come to yet: their positions are not the same."""
+
+
 class SyncFollow:
     """Used by the worker's thread, once. The slot's connection is this one's to close, through `close`."""
 
     def __init__(self, run: Run, tables: SyncTables, slot: SyncSlot, admin: Connection, bell: Bell) -> None:
         self._run = run
         self._tables = tables
+        self._slot = slot
         self._admin = admin
         self._bell = bell
         self._write = SyncWrite(run, tables, slot.name)
@@ -70,8 +75,9 @@ class SyncFollow:
         """Returns when every table was handed over, or is out for another reason."""
         while self._tables.working:
             self._run.raise_if_stopped()
-            for chunk in self._stream.take():
-                self._decoder.feed(chunk.data)
+            if self._has_room():
+                for chunk in self._stream.take():
+                    self._decoder.feed(chunk.data)
             self._tables.end_stopped()
             moved = self._take_in()
             self._hand_over()
@@ -79,6 +85,15 @@ class SyncFollow:
                 self._write_deferred()
             self._ask_if_close(gaining=moved)
             self._bell.wait(_LOOK_SECONDS)
+
+    def _has_room(self) -> bool:
+        """What is deferred lies in memory: with a batch of it, only who stands still for us is a reason to read on.
+
+        The apply worker may be long in answering, while it waits for the store or for its connection.
+        """
+        if sum(batch.size_bytes for batch in self._deferred) < self._run.config.batch.max_bytes:
+            return True
+        return not self._asked.isdisjoint(self._run.board.in_phase(Phase.CATCHUP))
 
     # The hand-off
 
@@ -95,7 +110,8 @@ class SyncFollow:
             else:
                 behind = state.lsn
         if done:
-            board.move_all({table.id: sync_done(self._position) for table in done}, Actor.TABLE_SYNC)
+            self._check_timeline()
+            self._tables.move(done, sync_done(self._position))
             for table in done:
                 self._tables.end(table)
         self._asked &= self._ids()
@@ -103,6 +119,15 @@ class SyncFollow:
             # Everybody waits for us: without traffic the server says how far it is only when asked.
             self._replied_for = behind
             self._stream.request_reply()
+
+    def _check_timeline(self) -> None:
+        follows = self._run.board.timeline
+        if follows is not None and follows != self._slot.timeline:
+            raise TimelineChangedMeanwhile(
+                f"the source changed its timeline during the copy of {self._tables.what}",
+                detail=f"the copy is of timeline {self._slot.timeline}, changes are followed on {follows}",
+                hint="Nothing is to be done: it is copied again at once.",
+            )
 
     def _ask_if_close(self, gaining: bool) -> None:
         if time.monotonic() - self._looked_at <= _LOOK_SECONDS:

@@ -14,6 +14,7 @@ from headwater.lsn import EndLsn
 from headwater.schema.table import TableId, quote_identifier
 from headwater.source.exported_snapshot import TableLock, taken_tables
 from headwater.source.session import Connection
+from headwater.source.timeline import current_timeline
 from headwater.wire.connection import WireConnection
 from headwater.wire.settings import ConnectSettings
 
@@ -37,6 +38,8 @@ class SyncSlot:
     name: str
     start: EndLsn
     exported_snapshot: str
+    timeline: int
+    """Of the server that the slot is on, which may be another one than the apply worker's once a standby was promoted."""
 
 
 def make_sync_slot(
@@ -49,6 +52,7 @@ def make_sync_slot(
     watcher = threading.Thread(target=watch.run, args=(made,), name=f"headwater-wait-{name}", daemon=True)
     watcher.start()
     try:
+        timeline = current_timeline(connection)
         command = f"CREATE_REPLICATION_SLOT {quote_identifier(name)} LOGICAL pgoutput"
         export = " (SNAPSHOT 'export')" if connection.server_version >= 150000 else " EXPORT_SNAPSHOT"
         row = connection.query(command + export)[0]
@@ -64,4 +68,4 @@ def make_sync_slot(
     start, snapshot = row["consistent_point"], row["snapshot_name"]
     assert start is not None
     assert snapshot is not None
-    return SyncSlot(connection, name, EndLsn.parse(start), snapshot)
+    return SyncSlot(connection, name, EndLsn.parse(start), snapshot, timeline)

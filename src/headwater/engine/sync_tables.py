@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 
 from headwater.contracts.results import PendingResult
@@ -16,10 +16,10 @@ from headwater.engine.copying import TableCopy
 from headwater.engine.retry import WORLD, Backoff
 from headwater.engine.run import Run
 from headwater.engine.stop import Stop
-from headwater.errors import HeadwaterError, Retry, SparkLost
+from headwater.errors import HeadwaterError, Retry, SparkLost, StoreUnavailable
 from headwater.schema.table import ReplicatedTableSchema, TableId
 from headwater.source.publication import PublishedTable
-from headwater.states import INIT, Actor, Phase
+from headwater.states import INIT, Actor, Phase, TableState
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +87,12 @@ class SyncTables:
         with self._lock:
             return frozenset(table.id for table in (*self._working, *self._ending))
 
+    @property
+    def in_destination(self) -> bool:
+        """Whether the destination is still at work on a table, be it one that nobody waits for any more."""
+        with self._lock:
+            return any(table.is_busy for table in (*self._working, *self._ending, *self._free))
+
     def take_free(self) -> list[SyncTable]:
         """Those that became free since the last time."""
         with self._lock:
@@ -126,6 +132,18 @@ class SyncTables:
                 work(table)
             except HeadwaterError as error:
                 self.fail(table, error)
+
+    def move(self, tables: Iterable[SyncTable], state: TableState) -> None:
+        """One record for all. Tried again while the store is away: that is no reason to throw finished copies away."""
+        backoff = Backoff(0.5)
+        while True:
+            try:
+                self._run.board.move_all({table.id: state for table in tables}, Actor.TABLE_SYNC)
+                return
+            except StoreUnavailable as error:
+                seconds = backoff.next_seconds()
+                log.warning("%s: recording %s again in %.1f s: %s", self.what, state, seconds, error.message)
+                self._run.pause(seconds)
 
     def fail(self, table: SyncTable, error: HeadwaterError) -> None:
         """Back to Init for what may pass by itself, else Errored with the policy that the error asks for."""

@@ -64,6 +64,11 @@ class TableSyncWorker:
         """The tables that nobody else may touch now. From any thread."""
         return self._tables.held()
 
+    @property
+    def in_destination(self) -> bool:
+        """Whether the destination is still at work for this worker, which may have ended. For the pool's thread."""
+        return self._tables.in_destination
+
     def take_free(self) -> list[SyncTable]:
         """The tables that were let go since the last call. For the pool's thread."""
         return self._tables.take_free()
@@ -141,6 +146,8 @@ class TableSyncWorker:
         tables, ids = self._tables, [table.id for table in self._tables.working]
         # Several tables are locked at once or not at all: see lock_tables.
         with table_lock(self._settings, ids, wait=not tables.is_group) as lock:
+            # Who waited long for the lock may find that nobody is left to drop a slot made now.
+            self._run_.raise_if_stopped()
             slot = make_sync_slot(self._run_, self._settings, self.slot_name, tables.what, admin, lock)
             try:
                 SyncCopy(self._run_, tables, lock, slot, admin, self._cores, self._bell).copy()

@@ -107,6 +107,11 @@ class TableSyncPool:
         for thread in self._workers.values():
             thread.join(max(0.0, deadline - time.monotonic()))
 
+    @property
+    def in_destination(self) -> bool:
+        """Whether the destination is still at work for a worker, also for one that has ended."""
+        return any(worker.in_destination for worker in self._workers)
+
     def _slot_name(self, tables: Sequence[PublishedTable]) -> str:
         id = self._run.config.id
         if len(tables) == 1:
