@@ -279,6 +279,27 @@ def test_a_spool_directory_that_is_away_is_waited_for_and_nothing_is_confirmed_m
         assert run.states() == {"public.orders": "ready", "public.items": "ready"}
 
 
+@pytest.mark.invariant(15)
+def test_a_value_out_of_range_in_a_large_transaction_on_disk_errs_its_table_alone(
+    shop: Database, tmp_path: Path
+) -> None:
+    """What was decoded until the value was met is decoded again, from the same files."""
+    small = BatchConfig(max_bytes=1024, memory_budget_ratio=1e-9, spool_directory=str(tmp_path))
+    shop.execute("alter table items add column day date")
+    with running(shop, batch=small) as run, shop.server.connect() as other:
+        run.wait_states("ready", 2)
+        with other.transaction():
+            other.execute("insert into orders select i, 1, repeat('x', 100) from generate_series(10001, 20000) i")
+            other.execute("insert into items select i, 1, repeat('x', 100), 'infinity' from generate_series(1, 3000) i")
+            with other.transaction(force_rollback=True):
+                other.execute("alter table orders add column extra int default 7; update orders set counter = 2")
+            other.execute("update orders set counter = 3 where id % 2 = 0")
+        run.wait_caught_up()
+        run.wait_states("errored", 1)
+        run.assert_equal("orders")
+        assert run.mirror.copies.count("orders") == 1
+
+
 def test_a_transaction_beyond_the_budget_lies_in_the_spool_directory(shop: Database, tmp_path: Path) -> None:
     small = BatchConfig(max_bytes=1024, memory_budget_ratio=1e-9, spool_directory=str(tmp_path))
     with running(shop, batch=small) as run:
