@@ -17,10 +17,10 @@ from headwater.destinations.memory import MemoryDestination
 from headwater.engine.memory import memory_now
 from headwater.engine.pipeline import Pipeline
 from headwater.errors import ConfigError
-from headwater.events import EventBatch
+from headwater.events import EventBatch, TableRows
 from headwater.source.slots import apply_slot_name
 from headwater.store.memory import MemoryStore
-from headwater.testing.compare import wait_until
+from headwater.testing.compare import confirmed_position, flush_position, wait_until
 from headwater.testing.memory import PeakMemory
 from headwater.testing.postgres import PostgresServer
 from headwater.wire import pgoutput
@@ -191,6 +191,41 @@ def test_a_table_is_copied_while_a_large_transaction_is_in_progress(shop: Databa
         shop.execute("drop table late")
 
 
+def test_tables_are_handed_over_while_a_large_transaction_of_theirs_is_in_progress_and_get_all_of_it(
+    shop: Database,
+) -> None:
+    """Both slots have blocks of it that nobody may have seen: it belongs to whom the table belongs to when it commits."""
+    mirror, copied, release = MirrorDestination(), threading.Event(), threading.Event()
+
+    def hold(rows: TableRows) -> None:
+        if len(mirror.copies) > 2:
+            copied.set()
+            assert release.wait(60)
+
+    mirror.after_copy = hold
+    insert = "insert into {} select i, 1, repeat('x', 100) from generate_series({}, {}) i"
+    with shop.server.connect() as other:
+        with running(shop, mirror) as run:
+            run.wait_states("ready", 2)
+            for name in ("late", "later"):
+                shop.execute(f"create table {name}(id int primary key, counter int not null, note text)")
+            shop.execute("alter publication shop add table late, later")
+            assert copied.wait(30)
+            with other.transaction():
+                for name in ("late", "orders", "later"):
+                    other.execute(insert.format(name, 10001, 12000))
+                with other.transaction(force_rollback=True):
+                    other.execute(insert.format("later", 20001, 22000))
+                wait_streamed(shop, 1)
+                release.set()
+                run.wait_states("ready", 4)
+                other.execute("update late set counter = 2")
+            run.wait_caught_up()
+            run.assert_equal("orders", "late", "later")
+            assert sorted(mirror.copies) == ["items", "late", "later", "orders"]
+        shop.execute("drop table late, later")
+
+
 @pytest.mark.parametrize("way", ["in progress", "at commit"])
 def test_short_memory_pauses_reading_while_a_batch_is_written_and_never_for_good(shop: Database, way: str) -> None:
     shop.execute(f"alter system set logical_decoding_work_mem = '{'64kB' if way == 'in progress' else '64MB'}'")
@@ -223,6 +258,46 @@ def test_a_spool_directory_that_cannot_be_used_is_said_at_the_start(shop: Databa
     with pytest.raises(ConfigError, match="spool_directory") as caught, running(shop, batch=nowhere):
         pass
     assert "Make the directory" in caught.value.hint
+
+
+def test_a_spool_directory_that_is_away_is_waited_for_and_nothing_is_confirmed_meanwhile(
+    shop: Database, tmp_path: Path
+) -> None:
+    directory = tmp_path / "spool"
+    directory.mkdir()
+    small = BatchConfig(max_bytes=1024, memory_budget_ratio=1e-9, spool_directory=str(directory))
+    with running(shop, batch=small) as run:
+        run.wait_states("ready", 2)
+        directory.rmdir()
+        shop.execute("insert into orders select i, 1, repeat('x', 200) from generate_series(10001, 20000) i")
+        position = flush_position(shop.connection)
+        run.wait_for(lambda: "kept on disk" in (run.pipeline.progress.snapshot().waiting or ""))
+        assert confirmed_position(shop.connection, SLOT) < position
+        directory.mkdir()
+        run.wait_caught_up()
+        run.assert_equal("orders")
+        assert run.states() == {"public.orders": "ready", "public.items": "ready"}
+
+
+@pytest.mark.invariant(15)
+def test_a_value_out_of_range_in_a_large_transaction_on_disk_errs_its_table_alone(
+    shop: Database, tmp_path: Path
+) -> None:
+    """What was decoded until the value was met is decoded again, from the same files."""
+    small = BatchConfig(max_bytes=1024, memory_budget_ratio=1e-9, spool_directory=str(tmp_path))
+    shop.execute("alter table items add column day date")
+    with running(shop, batch=small) as run, shop.server.connect() as other:
+        run.wait_states("ready", 2)
+        with other.transaction():
+            other.execute("insert into orders select i, 1, repeat('x', 100) from generate_series(10001, 20000) i")
+            other.execute("insert into items select i, 1, repeat('x', 100), 'infinity' from generate_series(1, 3000) i")
+            with other.transaction(force_rollback=True):
+                other.execute("alter table orders add column extra int default 7; update orders set counter = 2")
+            other.execute("update orders set counter = 3 where id % 2 = 0")
+        run.wait_caught_up()
+        run.wait_states("errored", 1)
+        run.assert_equal("orders")
+        assert run.mirror.copies.count("orders") == 1
 
 
 def test_a_transaction_beyond_the_budget_lies_in_the_spool_directory(shop: Database, tmp_path: Path) -> None:
