@@ -27,6 +27,7 @@ from headwater.source.copy_read import copy_batches, read_ranges
 from headwater.source.exported_snapshot import ExportedSnapshot, exported_snapshot, table_lock
 from headwater.source.publication import PublishedTable, published_tables
 from headwater.spark.copy_source import copy_dataframe, register_copy_source, task_limit
+from headwater.testing.compare import wait_until
 from headwater.testing.postgres import TRUSTED_SOCKET, PostgresServer, ServerTls
 from headwater.wire.connection import WireConnection
 from headwater.wire.settings import ConnectSettings, Secret, TlsMode, TlsSettings
@@ -303,6 +304,31 @@ def test_the_lock_says_when_its_session_died(database: Database) -> None:
         database.value("SELECT pg_terminate_backend(%s, 10000)", (lock.backend_pid,))
         with pytest.raises(ConnectionLost, match="lock that protects a copy was lost"):
             lock.check()
+
+
+@pytest.mark.invariant(15)
+def test_a_session_that_ends_while_it_waits_for_the_lock_is_a_lost_connection(database: Database) -> None:
+    """A server that restarts meanwhile is no error of the table's."""
+    database.execute("CREATE TABLE t(id int PRIMARY KEY)")
+    table_id = database.value("SELECT 't'::regclass::oid::bigint")
+    settings, caught = replace(database.settings, application_name="waits_for_the_lock"), list[BaseException]()
+
+    def wait_for_the_lock() -> None:
+        try:
+            with table_lock(settings, [table_id]):
+                pass
+        except BaseException as error:
+            caught.append(error)
+
+    with database.connect() as other, other.transaction():
+        other.execute("LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
+        waiting = threading.Thread(target=wait_for_the_lock)
+        waiting.start()
+        ended = """SELECT count(pg_terminate_backend(pid)) FROM pg_locks JOIN pg_stat_activity USING (pid)
+                   WHERE NOT granted AND application_name = %s"""
+        wait_until(lambda: database.value(ended, [settings.application_name]) == 1, 30)
+        waiting.join(30)
+    assert [type(error) for error in caught] == [ConnectionLost]
 
 
 def test_the_lock_says_when_its_transaction_ended(database: Database) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
@@ -24,7 +24,7 @@ from headwater.events import EventBatch, TableRows
 from headwater.lsn import EndLsn
 from headwater.schema.table import ReplicatedTableSchema, TableId, TableName
 from headwater.source.slots import apply_slot_name, group_slot_name, sync_slot_name
-from headwater.states import INIT
+from headwater.states import INIT, Phase, TableState
 from headwater.store.memory import MemoryStore
 from headwater.testing.compare import compare_table, wait_until
 from headwater.testing.lake_rows import open_lake
@@ -327,6 +327,29 @@ def test_a_destination_that_is_away_in_the_middle_of_a_group_is_nobodys_error(da
         run.wait_states("ready", TABLES)
         run.assert_equal(*names)
     assert all(state.retry_policy is None for state in store.get_table_states().values())
+
+
+@pytest.mark.invariant(15)
+def test_a_groups_exported_snapshot_that_is_lost_is_nobodys_error(database: Database) -> None:
+    names = make_tables(database, TABLES)
+    store, gate = MemoryStore(), Gate("t3")
+    errored = list[TableId]()
+    record = store.update_table_states
+
+    def watch(updates: Sequence[tuple[TableId, TableState]]) -> None:
+        errored.extend(table for table, state in updates if state.phase is Phase.ERRORED)
+        record(updates)
+
+    store.update_table_states = watch  # type: ignore[method-assign]
+    with running(database, gate, store) as run:
+        assert gate.begun.wait(30)
+        end = "select pg_terminate_backend(pid, 10000) from pg_stat_activity where backend_type = 'walsender'"
+        assert database.value(f"{end} and application_name = %s", [group_slot_name(1, 1)])
+        gate.open.set()
+        run.wait_states("ready", TABLES)
+        run.wait_caught_up()
+        run.assert_equal(*names)
+    assert errored == []
 
 
 def test_a_table_that_leaves_while_its_group_is_copied_holds_no_other_up(database: Database) -> None:

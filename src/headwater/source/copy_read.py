@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pyarrow as pa
 
-from headwater.errors import ProtocolError, Retry, ServerError, SourceError
+from headwater.errors import ConnectionLost, ProtocolError, Retry, ServerError, SourceError
 from headwater.schema.table import ReplicatedTableSchema
 from headwater.source.copy_origin import SERVER_STARTED_AT, CopyOrigin
 from headwater.source.copy_plan import CopyPlan, CopyRange
@@ -90,12 +90,12 @@ def _enter_snapshot(connection: WireConnection, origin: CopyOrigin) -> None:
         raise
 
 
-def _gone(origin: CopyOrigin, detail: str) -> SourceError:
-    return SourceError(
+def _gone(origin: CopyOrigin, detail: str) -> ConnectionLost:
+    """The connection that held it was lost, which is no table's error."""
+    return ConnectionLost(
         f'exported snapshot "{origin.snapshot_name}" of the server at {origin.settings.address} is gone',
         detail=detail,
         hint="The copy starts again. If this repeats, see the server's log for who ended the session that held it.",
-        retry=Retry.TIMED,
     )
 
 

@@ -20,7 +20,7 @@ from headwater.source.copy_origin import CopyOrigin
 from headwater.source.copy_plan import TARGET_RANGE_BYTES, CopiedTable, CopyPlan, plan_copy
 from headwater.source.publication import published_tables
 from headwater.source.server import system_identifier
-from headwater.source.session import Connection, connect, fetch_all, fetch_one
+from headwater.source.session import Connection, connect, fetch_all, fetch_one, translating
 from headwater.wire.settings import ConnectSettings
 
 _NAMES = """
@@ -122,7 +122,11 @@ def lock_tables(connection: Connection, table_ids: Sequence[TableId], *, wait: b
     Without `wait`, TablesTaken if it can't be had at once. Whoever wants several tables should ask so: a transaction that
     changes one of them and then another would deadlock with a lock that holds the second and waits for the first.
     """
-    wanted = sorted(set(table_ids))
+    with translating("locking the tables to be copied"):
+        _lock_tables(connection, sorted(set(table_ids)), wait)
+
+
+def _lock_tables(connection: Connection, wanted: Sequence[TableId], wait: bool) -> None:
     for _ in range(_ATTEMPTS):
         names = _names(connection, wanted)
         missing = [id for id in wanted if id not in names]
@@ -201,7 +205,8 @@ def table_lock(settings: ConnectSettings, table_ids: Sequence[TableId], *, wait:
     writes nothing, so no slot waits for it.
     """
     with _session(settings) as connection:
-        connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY")
+        with translating("locking the tables to be copied"):
+            connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY")
         lock_tables(connection, table_ids, wait=wait)
         yield TableLock(connection, settings, table_ids)
 
@@ -210,7 +215,8 @@ def table_lock(settings: ConnectSettings, table_ids: Sequence[TableId], *, wait:
 def export_snapshot(settings: ConnectSettings) -> Iterator[str]:
     """The name of a snapshot of this moment, made without a slot, and good until the context ends."""
     with _session(settings) as connection:
-        connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        with translating("exporting a snapshot"):
+            connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         row = fetch_one(connection, "SELECT pg_export_snapshot()", doing="exporting a snapshot")
         assert row is not None
         yield str(row[0])
