@@ -26,7 +26,7 @@ from headwater.states import INIT, Phase, TableState
 from headwater.store.memory import MemoryStore
 from headwater.testing.compare import confirmed_position, flush_position
 from headwater.wire.pgoutput import PgOutputDecoder
-from headwater.wire.spool import Spool
+from headwater.wire.spool import MemoryBudget, Spool
 from tests.conftest import Database
 from tests.integration.mirror import MirrorDestination, running
 
@@ -116,8 +116,8 @@ class WatchedDecoder(PgOutputDecoder):
 
     newest: WatchedDecoder
 
-    def __init__(self, spool: Spool | None = None, memory_bytes: int = 0) -> None:
-        super().__init__(spool, memory_bytes)
+    def __init__(self, spool: Spool | None = None, budget: MemoryBudget | None = None) -> None:
+        super().__init__(spool, budget)
         if threading.current_thread().name == "headwater-apply":  # not one of a table sync worker
             WatchedDecoder.newest = self
 
