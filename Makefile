@@ -29,7 +29,7 @@ test-versions: ## run only the tests that talk to servers of every supported ver
 	@tools/setup.sh
 	$(BIN)/pytest -m "versions and not slow" -n 2 --dist loadfile $(ARGS)
 
-test-all: ## run the slow proofs too: five million rows in a transaction, 1,000 tables in a lake, an idle minute (an hour)
+test-all: ## run the slow proofs too: five million rows in a transaction, 1,000 tables in a lake, an idle minute
 	@tools/setup.sh
 	$(BIN)/pytest $(ARGS)
 
