@@ -7,7 +7,9 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
+import psycopg
 import pytest
 from pyspark.sql import SparkSession
 
@@ -30,6 +32,7 @@ from headwater.testing.compare import compare_table, wait_until
 from headwater.testing.lake_rows import open_lake
 from tests.conftest import Database
 from tests.integration.mirror import MirrorDestination, Running, config, running
+from tests.writer import writing_by
 
 SLOT = apply_slot_name(1)
 TABLES = 8
@@ -82,34 +85,22 @@ class Gate(MirrorDestination):
 @contextmanager
 def writing(database: Database, names: list[str], seed: int = 1) -> Iterator[None]:
     """Random transactions over all tables until the context ends."""
-    stop, failures = threading.Event(), list[BaseException]()
+    choose = random.Random(seed)
 
-    def write() -> None:
-        choose = random.Random(seed)
-        try:
-            with database.connect() as connection:
-                # At a steady pace: a writer without one takes the core that the pipeline needs.
-                while not stop.wait(0.005):
-                    with connection.transaction():
-                        for _ in range(choose.randint(1, 6)):
-                            name, id = choose.choice(names), choose.randrange(1, 60)
-                            connection.execute(
-                                f"insert into {name} values ({id}, 1, 'new')"  # type: ignore[arg-type]
-                                f" on conflict (id) do update set counter = {name}.counter + 1"
-                                if choose.random() < 0.8
-                                else f"delete from {name} where id = {id}"
-                            )
-        except BaseException as error:
-            failures.append(error)
+    def change(connection: psycopg.Connection[tuple[Any, ...]], turn: int) -> None:
+        with connection.transaction():
+            for _ in range(choose.randint(1, 6)):
+                name, id = choose.choice(names), choose.randrange(1, 60)
+                connection.execute(
+                    f"insert into {name} values ({id}, 1, 'new')"  # type: ignore[arg-type]
+                    f" on conflict (id) do update set counter = {name}.counter + 1"
+                    if choose.random() < 0.8
+                    else f"delete from {name} where id = {id}"
+                )
 
-    thread = threading.Thread(target=write, name="writer")
-    thread.start()
-    try:
+    # At a steady pace: a writer without one takes the core that the pipeline needs.
+    with writing_by(database, change, pace_seconds=0.005):
         yield
-    finally:
-        stop.set()
-        thread.join()
-    assert not failures, failures
 
 
 def test_a_group_shares_one_slot_and_one_snapshot_and_pauses_the_apply_worker_once(database: Database) -> None:

@@ -123,7 +123,11 @@ def _wait_for(server: PostgresServer, query: str | sql.Composable, nudge: Callab
     with server.connect() as connection:
         while connection.execute(query).fetchone() != (True,):  # type: ignore[arg-type]
             if time.monotonic() > deadline:
-                raise HeadwaterError("the standby does not come that far", detail=server.log[-2000:])
+                raise HeadwaterError(
+                    "the standby does not come that far",
+                    detail=server.log[-2000:],
+                    hint="The end of its log is in the detail; a standby that lost its primary says so there.",
+                )
             nudge()
             # A standby tells nobody what it has replayed.
             time.sleep(0.02)
