@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -14,8 +15,10 @@ from headwater.config import BatchConfig, MemoryBackpressureConfig
 from headwater.contracts.results import WriteEventsResult
 from headwater.contracts.stores import APPLY
 from headwater.destinations.memory import MemoryDestination
+from headwater.engine import apply_worker
 from headwater.engine.memory import memory_now
 from headwater.engine.pipeline import Pipeline
+from headwater.engine.slot_stream import SlotStream
 from headwater.errors import ConfigError
 from headwater.events import EventBatch, TableRows
 from headwater.source.slots import apply_slot_name
@@ -226,9 +229,26 @@ def test_tables_are_handed_over_while_a_large_transaction_of_theirs_is_in_progre
         shop.execute("drop table late, later")
 
 
-@pytest.mark.parametrize("way", ["in progress", "at commit"])
-def test_short_memory_pauses_reading_while_a_batch_is_written_and_never_for_good(shop: Database, way: str) -> None:
-    shop.execute(f"alter system set logical_decoding_work_mem = '{'64kB' if way == 'in progress' else '64MB'}'")
+class WatchedStream(SlotStream):
+    """Lets a test see what the apply worker has not taken in."""
+
+    newest: WatchedStream
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        WatchedStream.newest = self
+
+    @property
+    def queued_bytes(self) -> int:
+        return self._queued_bytes
+
+
+@pytest.mark.parametrize("decoding_memory", ["64kB", "64MB"], ids=["in progress", "at commit"])
+def test_short_memory_pauses_reading_while_a_batch_is_written_and_never_for_good(
+    shop: Database, decoding_memory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(apply_worker, "SlotStream", WatchedStream)
+    shop.execute(f"alter system set logical_decoding_work_mem = '{decoding_memory}'")
     shop.execute("select pg_reload_conf()")
     # Always short: nothing but the rule itself keeps the pipeline going.
     short = MemoryBackpressureConfig(activate=1e-6, resume=1e-7)
@@ -244,11 +264,11 @@ def test_short_memory_pauses_reading_while_a_batch_is_written_and_never_for_good
         shop.execute("insert into items values (1, 1, 'holds the destination')")
         assert begun.wait(30)
         shop.execute("insert into orders select i, 1, repeat('x', 100) from generate_series(10001, 40000) i")
-        # The reader's queue is all that is taken in: the server is answered and sends no more once that is full.
+        # All of it gathers in the reader's queue, which is bounded: taken in, it would not.
+        run.wait_for(lambda: WatchedStream.newest.queued_bytes > 30_000 * 100)
         release.set()
         run.wait_caught_up()
         run.assert_equal("orders", "items")
-        assert run.pipeline._memory.is_short
     shop.execute("alter system reset logical_decoding_work_mem")
     shop.execute("select pg_reload_conf()")
 
