@@ -7,7 +7,7 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import beside_copy, copy, drain, freshness, memory, ready
+from benchmarks import beside_copy, copy, drain, freshness, hand_off, memory, ready
 from benchmarks.setting import setting
 
 # Memory first: what the others leave behind in this process would count as its own.
@@ -16,6 +16,7 @@ BENCHMARKS = {
     "ready": ready.run,
     "freshness": freshness.run,
     "beside_copy": beside_copy.run,
+    "hand_off": hand_off.run,
     "drain": drain.run,
     "copy": copy.run,
 }

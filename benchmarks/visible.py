@@ -22,7 +22,7 @@ def lags(
         while goes_on():
             before = catalog.execute(_LOOK, (table,)).fetchone()
             statement = f"update {table} set score = score + 1 where id = %s"
-            connection.execute(statement, [len(found) + 1])  # type: ignore[arg-type]
+            connection.execute(statement, [len(found) + 1])
             started = time.perf_counter()
             # The lake's own truth: the catalog names another metadata file once the commit is visible to any reader.
             while catalog.execute(_LOOK, (table,)).fetchone() == before:

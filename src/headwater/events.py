@@ -31,6 +31,7 @@ from headwater.wire.changes import (
     Transactions,
     TruncateStep,
 )
+from headwater.wire.runs import joined
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -154,6 +155,19 @@ class EventBatch:
         """The same transactions, less the changes of some tables."""
         kept = {table: steps for table, steps in self.tables.items() if table not in tables}
         return EventBatch(kept, self.transactions, self.end_lsn, self.size_bytes)
+
+    def then(self, later: EventBatch) -> EventBatch:
+        """This batch and the one that followed it on the same stream, as one: a destination writes both at the price of one."""
+        transactions, positions = len(self.transactions), int(self.transactions.commit_position[-1]) + 1
+        tables = {table: list(steps) for table, steps in self.tables.items()}
+        for table, steps in later.tables.items():
+            tables.setdefault(table, []).extend(step.moved(transactions, positions) for step in steps)
+        return EventBatch(
+            {table: joined(steps) for table, steps in tables.items()},
+            self.transactions.then(later.transactions, positions),
+            later.end_lsn,
+            self.size_bytes + later.size_bytes,
+        )
 
     @property
     def change_count(self) -> int:

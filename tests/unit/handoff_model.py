@@ -87,8 +87,8 @@ class Sync:
     start: EndLsn = ZERO
     position: EndLsn = ZERO
     asked: set[TableId] = field(default_factory=set)
-    """Those that are being handed over; what comes for the others meanwhile is deferred."""
-    deferred: list[Transaction] = field(default_factory=list)
+    """Those that are being handed over; what comes for the others meanwhile is put off."""
+    unwritten: dict[TableId, list[Transaction]] = field(default_factory=dict)
 
 
 @dataclass
@@ -108,7 +108,7 @@ class Rules:
     confirms_early = False
     goes_on_past_a_failure = False
     confirms_idle_with_changes_waiting = False
-    writes_deferred_before_asking = True
+    writes_what_was_put_off = True
     lets_go_of_what_was_handed_over = True
 
     def owns(self, commit: CommitLsn, from_lsn: EndLsn) -> bool:
@@ -285,34 +285,27 @@ class World:
             self.move(table, FINISHED_COPY, Actor.TABLE_SYNC)
 
     def sync_follow(self, n: int) -> None:
-        """Reads on from its own slot and writes at once; without anything to read, a keepalive says how far it is."""
+        """Reads on from its own slot and writes, or puts off what nobody asked for; a keepalive says how far it is."""
         sync = self.syncs.get(TABLES[n % 3])
         if sync is None or sync.start == ZERO:
             return
-        if not sync.asked:
-            self._write_deferred(sync)
         first = self._first(sync.position)
         taken = self.log[first : first + 1 + n % 2]
-        for tx in taken:
-            for table in sync.asked or sync.tables:
-                self.copies[table].write(tx.changes(table), Actor.TABLE_SYNC)
-            if sync.asked:
-                sync.deferred.append(tx)
+        for table in sync.tables:
+            sync.unwritten.setdefault(table, []).extend(taken)
         sync.position = max(sync.position, taken[-1].end if taken else EndLsn(self.wal))
+        self._write_out(sync, sync.asked or sync.tables)
 
-    def _write_deferred(self, sync: Sync) -> None:
-        for tx in sync.deferred:
-            for table in sync.tables:
+    def _write_out(self, sync: Sync, tables: set[TableId]) -> None:
+        for table in tables:
+            for tx in sync.unwritten.pop(table, []):
                 self.copies[table].write(tx.changes(table), Actor.TABLE_SYNC)
-        sync.deferred = []
 
     def sync_ask(self, n: int) -> None:
-        """For one of its tables, for some, or for all."""
+        """For one of its tables, for some, or for all, whether everything of theirs is written or not."""
         sync = self.syncs.get(TABLES[n % 3])
         if sync is None or sync.start == ZERO or sync.asked:
             return
-        if self.rules.writes_deferred_before_asking:
-            self._write_deferred(sync)
         sync.asked = some_tables(n) & sync.tables
         for table in sync.asked:
             self.move(table, SYNC_WAIT, Actor.TABLE_SYNC)
@@ -323,6 +316,8 @@ class World:
             assert sync is not None
             state = self.states[table]
             if state.phase is Phase.CATCHUP and state.lsn is not None and self.rules.may_finish(sync, state.lsn):
+                if self.rules.writes_what_was_put_off:
+                    self._write_out(sync, {table})
                 self.move(table, sync_done(self.rules.done_at(sync, state.lsn)), Actor.TABLE_SYNC)
                 self._let_go(table, sync)
 

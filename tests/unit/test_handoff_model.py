@@ -122,10 +122,10 @@ class StartsWhereTheServerIs(Rules):
         return world.server_confirmed
 
 
-class AsksWithChangesDeferred(Rules):
+class HandsOverWithChangesPutOff(Rules):
     """What a group's worker put off for a table, while others were handed over, is not in what it hands over then."""
 
-    writes_deferred_before_asking = False
+    writes_what_was_put_off = False
 
 
 class KeepsWhatWasHandedOver(Rules):
@@ -162,7 +162,7 @@ def play_until_caught(broken: type[Rules]) -> None:
         ConfirmsIdleWithChangesWaiting,
         RecordsPastAFailedBatch,
         StartsWhereTheServerIs,
-        AsksWithChangesDeferred,
+        HandsOverWithChangesPutOff,
         KeepsWhatWasHandedOver,
         GoesOnAfterACrashInFinishedCopy,
     ],

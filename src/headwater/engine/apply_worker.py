@@ -19,6 +19,7 @@ from headwater.contracts.stores import APPLY
 from headwater.engine.bell import Bell
 from headwater.engine.board import Board
 from headwater.engine.calls import call
+from headwater.engine.hand_off_pause import HandOffPause
 from headwater.engine.lineage import StandbyTimeline, record_lineage, slot_position, slot_verdict
 from headwater.engine.ownership import ApplyOwnership, TextNeeded
 from headwater.engine.retry import WORLD, Backoff, is_worth_retrying, raise_if_not_the_tables_own
@@ -72,7 +73,7 @@ class ApplyWorker:
         self._write_backoff = Backoff(0.5)
         self._filling_since: float | None = None
         self._asked_at = 0.0
-        self._paused_at: float | None = None
+        self._pause = HandOffPause(run.board, run.progress)
 
     def wake(self) -> None:
         self._bell.ring()
@@ -98,8 +99,11 @@ class ApplyWorker:
             self._bell.wait(_LOOK_SECONDS)
             self._take_in()
             self._finish_write()
-            self._hand_over()
-            self._begin_write()
+            self._take_over()
+            begun = self._begin_write()
+            # Beside a write of ours, or when there is nothing to write: then the wait for theirs holds nobody up, or hardly.
+            if begun or (self._write is None and not self._is_due()):
+                self._answer()
             self._confirm_idle()
         except TextNeeded as reason:
             log.info("following the slot in text form from now on: %s", reason)
@@ -207,17 +211,19 @@ class ApplyWorker:
             return True
         return self._stream.dry or self._decoder.buffered_bytes >= batch.max_bytes or filled * 1000 >= batch.max_fill_ms
 
-    def _begin_write(self) -> None:
-        if self._write is not None or self._paused_at is not None or not self._is_due():
-            return
+    def _begin_write(self) -> bool:
+        """Whether a batch is on its way to the destination now that was not before."""
+        if self._write is not None or self._pause.lasts or not self._is_due():
+            return False
         batch = self._cut()
         if batch is None:
-            return
+            return False
         self._filling_since = None
         if batch.tables:
             self._hand_to_destination(batch)
         else:
             self._confirm(batch.end_lsn)
+        return bool(batch.tables)
 
     def _cut(self) -> EventBatch | None:
         """Seal a batch. Whoever takes a table from us meanwhile finds it either left out or marked as being written."""
@@ -356,17 +362,23 @@ class ApplyWorker:
 
     # Hand-off
 
-    def _hand_over(self) -> None:
-        """Answer tables that wait for their turn, and take over those whose copy has come as far as we have."""
-        with self._run_.board.deciding:
-            self._hand_over_decided(self._run_.board)
+    def _answer(self) -> None:
+        """Tell tables that wait for their turn how far we are: no further batch is begun until they have come as far."""
+        board = self._run_.board
+        with board.deciding:
+            asking = board.in_phase(Phase.SYNC_WAIT)
+            if asking:
+                # Their workers may fail at this very moment: a Catchup that nobody works at would hold all tables up for ever.
+                board.move_all(dict.fromkeys(asking, catchup(self._position)), Actor.APPLY, only_from=asking)
+            self._pause.look(due=False)
 
-    def _hand_over_decided(self, board: Board) -> None:
-        asking = board.in_phase(Phase.SYNC_WAIT)
-        if asking:
-            # Their workers may fail at this very moment: a Catchup that nobody works at would hold all tables up for ever.
-            board.move_all(dict.fromkeys(asking, catchup(self._position)), Actor.APPLY, only_from=asking)
-        self._pause_for(board.in_phase(Phase.CATCHUP))
+    def _take_over(self) -> None:
+        """From those whose copy has come as far as we have."""
+        with self._run_.board.deciding:
+            self._pause.look(due=self._write is None and self._is_due())
+            self._take_over_decided(self._run_.board)
+
+    def _take_over_decided(self, board: Board) -> None:
         handed = board.in_phase(Phase.SYNC_DONE)
         reached = {table: state for table, state in handed.items() if self._confirmed >= (state.lsn or ZERO)}
         if reached:
@@ -382,18 +394,6 @@ class ApplyWorker:
             # Without traffic the server says how far it is only when asked.
             self._asked_at = time.monotonic()
             self._stream.request_reply()
-
-    def _pause_for(self, waiting: Mapping[TableId, TableState]) -> None:
-        """Stand still while tables come up to where we are; how long is told, for every table's changes wait meanwhile."""
-        if waiting and self._paused_at is None:
-            self._paused_at = time.monotonic()
-            names = sorted(self._run_.board.name(table) for table in waiting)
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            self._run_.progress.waiting(f"the copy of {', '.join(names[:3])}{more} to catch up")
-        elif not waiting and self._paused_at is not None:
-            self._run_.progress.handed_over(time.monotonic() - self._paused_at)
-            self._run_.progress.waiting(None)
-            self._paused_at = None
 
     def _drain(self) -> None:
         """On an orderly stop: what was read whole is written, recorded and confirmed.

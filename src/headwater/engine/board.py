@@ -44,6 +44,8 @@ class Board:
         self._memberships: dict[TableId, str] = {}
         self._failures: dict[TableId, int] = {}
         self._being_written: frozenset[TableId] = frozenset()
+        self.written_at_once = 0
+        """How many tables the apply worker's newest batch has."""
         self._listeners: list[Callable[[], None]] = []
         self.timeline: int | None = None
         """The source's, as the apply worker follows it: a position of another one is no place to hand a table over at."""
@@ -136,6 +138,7 @@ class Board:
         """The apply worker's batch has changes of these tables; none, once it is written and recorded."""
         with self._lock:
             self._being_written = frozenset(tables)
+            self.written_at_once = len(self._being_written) or self.written_at_once
 
     def is_being_written(self, table_id: TableId) -> bool:
         """Whether the destination may be at work on the table for the apply worker."""

@@ -1,8 +1,9 @@
 """From the copies to the hand-off: a worker follows its own slot for all its tables, comes close, asks, and hands over.
 
-It comes close to the server's position before it asks, so that the apply worker's pause is short. Tables that rest are handed
-over all at once; busy ones a few at a time, and while the apply worker stands still, nothing is written but what it waits
-for. What is written here is durable before the slot's position is confirmed (invariant 2).
+It comes close to the server's position before it asks, and has nothing left to write when the answer comes but what came
+meanwhile. The apply worker answers when it begins to write a batch of its own, so both write side by side, and it stands
+still only for as long as the last write here takes longer than its own. Nothing else is written until then. What is
+written here is durable before the slot's position is confirmed (invariant 2).
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from headwater.lsn import EndLsn
 from headwater.schema.table import TableId
 from headwater.source.server import flush_lsn
 from headwater.source.session import Connection
-from headwater.states import SYNC_WAIT, Actor, Phase, sync_done
+from headwater.states import SYNC_WAIT, Actor, Phase, TableState, sync_done
 
 _CLOSE_BYTES = 1 << 20
 """So near to the server's position that the rest is a matter of milliseconds."""
 _STILL_GAINING = 0.7
 """Under steady traffic the distance shrinks to what is committed during one write, and no further: then is the time to ask."""
-_BUSY_AT_ONCE = 4
-"""As many as a destination may be hoped to write side by side: the apply worker stands still for one round of writes."""
+_PUT_OFF_BYTES = 16 << 20
+"""So much may wait while other tables are handed over; with more, the last write of those that follow would be a long one."""
 _LOOK_SECONDS = 0.2
 
 
@@ -58,11 +59,11 @@ class SyncFollow:
         options = run.stream_options(binary=not any(needs_text(schema) for schema in schemas))
         self._stream = SlotStream(slot.connection, slot.name, slot.start, options, bell)
         self._position = slot.start
-        """Everything before it was written, or waits in `_deferred`."""
-        self._deferred: list[EventBatch] = []
-        """What nobody stands still for, while somebody stands still."""
+        """Everything before it was written, or waits in `_unwritten`."""
+        self._unwritten: EventBatch | None = None
+        """What nobody stands still for, while somebody does."""
         self._asked: set[TableId] = set()
-        """Those that are being handed over: nothing of theirs is deferred."""
+        """Those that are being handed over."""
         self._busy: set[TableId] = set()
         self._looked_at = 0.0
         self._distance = math.inf
@@ -79,46 +80,73 @@ class SyncFollow:
                 for chunk in self._stream.take():
                     self._decoder.feed(chunk.data)
             self._tables.end_stopped()
-            moved = self._take_in()
-            self._hand_over()
-            if not self._asked:
-                self._write_deferred()
+            self._keep(self._ids())
+            if self._asked:
+                moved = False
+                self._hand_over()
+            else:
+                moved = self._take_in()
             self._ask_if_close(gaining=moved)
             self._bell.wait(_LOOK_SECONDS)
 
     def _has_room(self) -> bool:
-        """What is deferred lies in memory: with a batch of it, only who stands still for us is a reason to read on.
+        """With a whole batch in our hands, only who stands still for us is a reason to read on.
 
         The apply worker may be long in answering, while it waits for the store or for its connection.
         """
-        if sum(batch.size_bytes for batch in self._deferred) < self._run.config.batch.max_bytes:
-            return True
-        return not self._asked.isdisjoint(self._run.board.in_phase(Phase.CATCHUP))
+        return not self._is_full() or self._asked_for() is not None
+
+    def _is_full(self) -> bool:
+        buffered = self._decoder.buffered_bytes if self._decoder.has_transactions else 0
+        return buffered + self._unwritten_bytes >= self._run.config.batch.max_bytes
+
+    @property
+    def _unwritten_bytes(self) -> int:
+        return self._unwritten.size_bytes if self._unwritten is not None else 0
 
     # The hand-off
 
     def _hand_over(self) -> None:
-        """Those that are asked to come up to where we are. One record: the apply worker stands still until then."""
-        board = self._run.board
-        done, behind = list[SyncTable](), None
-        for table in self._tables.working:
-            state = board.get(table.id)
-            if table.id not in self._asked or state is None or state.phase is not Phase.CATCHUP or state.lsn is None:
-                continue
-            if self._position >= state.lsn:
-                done.append(table)
-            else:
-                behind = state.lsn
+        """Bring those that were asked for up to where the apply worker is. One record: it stands still until then."""
+        target = self._asked_for()
+        if target is None:
+            return
+        if self._position < target and not self._seal_until(target):
+            if target != self._replied_for:
+                # Everybody waits for us: without traffic the server says how far it is only when asked.
+                self._replied_for = target
+                self._stream.request_reply()
+            return
+        self._write_out(self._asked)
+        if self._position < target:
+            self._bell.ring()  # there was too much for one write: go on at once
+            return
+        done = [table for table in self._tables.working if table.id in self._asked_states()]
         if done:
             self._check_timeline()
             self._tables.move(done, sync_done(self._position))
             for table in done:
                 self._tables.end(table)
-        self._asked &= self._ids()
-        if behind is not None and behind != self._replied_for:
-            # Everybody waits for us: without traffic the server says how far it is only when asked.
-            self._replied_for = behind
-            self._stream.request_reply()
+        self._keep(self._ids())
+        self._confirm()
+
+    def _asked_states(self) -> dict[TableId, TableState]:
+        catching_up = self._run.board.in_phase(Phase.CATCHUP)
+        return {table: catching_up[table] for table in self._asked if table in catching_up}
+
+    def _asked_for(self) -> EndLsn | None:
+        """Where the apply worker is, once it has answered."""
+        return max((state.lsn for state in self._asked_states().values() if state.lsn is not None), default=None)
+
+    def _seal_until(self, target: EndLsn) -> bool:
+        """Whether the changes up to there have come, or as many as are written at once."""
+        whole, has_changes = self._decoder.whole_until, self._decoder.has_transactions
+        if whole < target and not (has_changes and self._is_full()):
+            return False
+        if has_changes:
+            self._put_off(self._seal())
+        self._position = max(self._position, whole)
+        return True
 
     def _check_timeline(self) -> None:
         follows = self._run.board.timeline
@@ -130,19 +158,27 @@ class SyncFollow:
             )
 
     def _ask_if_close(self, gaining: bool) -> None:
+        if not self._asked and self._unwritten is not None and self._unwritten_bytes <= _PUT_OFF_BYTES:
+            self._ask()  # the next of a group: what was put off is written with what comes until it is their turn
         if time.monotonic() - self._looked_at <= _LOOK_SECONDS:
             return
         self._looked_at = time.monotonic()
-        if not self._asked and self._tables.working:
+        if not self._asked and self._unwritten is None and self._tables.working:
             before, self._distance = self._distance, flush_lsn(self._admin).value - self._position.value
             if self._distance < _CLOSE_BYTES or (gaining and self._distance > before * _STILL_GAINING):
-                self._asked = self._next_to_go()
-                self._run.board.move_all(dict.fromkeys(self._asked, SYNC_WAIT), Actor.TABLE_SYNC)
+                self._ask()
         self._stream.request_reply()
 
+    def _ask(self) -> None:
+        self._asked = self._next_to_go()
+        self._run.board.move_all(dict.fromkeys(self._asked, SYNC_WAIT), Actor.TABLE_SYNC)
+
     def _next_to_go(self) -> set[TableId]:
-        resting = self._ids() - self._busy
-        return resting or set(sorted(self._ids())[:_BUSY_AT_ONCE])
+        """All, while nobody's changes would wait; else those that rest, then as many busy ones as are written beside them."""
+        board, all = self._run.board, self._ids()
+        if not board.in_phase(Phase.READY, Phase.SYNC_DONE):
+            return all
+        return (all - self._busy) or set(sorted(all)[: max(1, board.written_at_once)])
 
     def _ids(self) -> set[TableId]:
         return {table.id for table in self._tables.working}
@@ -150,36 +186,43 @@ class SyncFollow:
     # Changes
 
     def _take_in(self) -> bool:
-        """Write what has come whole, as far as it is urgent; whether we came further."""
-        self._ownership.keep(self._ids())
-        if not self._decoder.has_transactions:
+        """Write what has come whole; whether we came further."""
+        if not self._decoder.has_transactions and self._unwritten is None:
             idle = self._decoder.idle_position
             if idle is None or idle <= self._position:
                 return False
             self._position = idle
             self._confirm()
             return True
-        batch = self._seal()
-        self._busy = set(batch.tables)
-        if self._asked:
-            self._write.persist(batch.without(batch.tables.keys() - self._asked))
-            rest = batch.without(self._asked)
-            if rest.tables:
-                self._deferred.append(rest)
-        else:
-            self._write.persist(batch)
-        self._position = batch.end_lsn
+        if self._run.board.in_phase(Phase.CATCHUP) and not self._is_full():
+            return False  # the apply worker stands still for another worker: the machine is theirs
+        if self._decoder.has_transactions:
+            batch = self._seal()
+            self._position = batch.end_lsn
+            self._put_off(batch)
+        self._write_out(self._ids())
         self._confirm()
         return True
 
-    def _write_deferred(self) -> None:
-        while self._deferred:
-            self._write.persist(self._deferred[0])
-            del self._deferred[0]
-            self._confirm()
+    def _put_off(self, batch: EventBatch) -> None:
+        if batch.size_bytes > self._run.config.batch.max_bytes:
+            # A giant lies on disk: to be put together with others it would come into memory.
+            self._write_out(self._ids())
+        self._unwritten = batch if self._unwritten is None else self._unwritten.then(batch)
+        self._busy = set(self._unwritten.tables)
+
+    def _write_out(self, tables: set[TableId]) -> None:
+        """Make durable what there is of these tables; the rest waits."""
+        if self._unwritten is None:
+            return
+        batch, self._unwritten = self._unwritten, None
+        others = batch.without(tables)
+        if others.tables:
+            self._unwritten = others
+        self._write.persist(batch.without(others.tables.keys()))
 
     def _confirm(self) -> None:
-        if not self._deferred:
+        if self._unwritten is None:
             self._stream.confirm(self._position)
 
     def _seal(self) -> EventBatch:
@@ -203,7 +246,12 @@ class SyncFollow:
 
     def _fail(self, table: SyncTable, error: HeadwaterError) -> None:
         self._tables.fail(table, error)
-        self._ownership.keep(self._ids())
+        self._keep(self._ids())
+
+    def _keep(self, tables: set[TableId]) -> None:
+        """No other table is ours any more."""
+        self._asked &= tables
+        self._ownership.keep(tables)
 
     def _table(self, table_id: int | None) -> SyncTable | None:
         return next((table for table in self._tables.working if table.id == table_id), None)

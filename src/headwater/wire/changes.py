@@ -7,7 +7,7 @@ per change. What the rows mean to a person (`Event`) is not known here.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,17 @@ class Transactions:
     def __len__(self) -> int:
         return len(self.commit_lsn)
 
+    def then(self, later: Transactions, positions: int) -> Transactions:
+        """These and those of a later batch, whose messages are counted on from `positions`."""
+        return Transactions(
+            commit_lsn=np.concatenate([self.commit_lsn, later.commit_lsn]),
+            end_lsn=np.concatenate([self.end_lsn, later.end_lsn]),
+            commit_time_us=np.concatenate([self.commit_time_us, later.commit_time_us]),
+            xid=np.concatenate([self.xid, later.xid]),
+            begin_position=np.concatenate([self.begin_position, later.begin_position + positions]),
+            commit_position=np.concatenate([self.commit_position, later.commit_position + positions]),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class ChangeRun:
@@ -61,6 +72,10 @@ class ChangeRun:
     def __len__(self) -> int:
         return len(self.op)
 
+    def moved(self, transactions: int, positions: int) -> ChangeRun:
+        """The same changes in a batch that has so many transactions and messages before them."""
+        return replace(self, transaction=self.transaction + transactions, position=self.position + positions)
+
     def filter(self, keep: npt.NDArray[np.bool_]) -> ChangeRun:
         mask = pa.array(keep)
         return ChangeRun(
@@ -86,6 +101,9 @@ class TruncateStep:
     position: int
     cascade: bool = False
     restart_identity: bool = False
+
+    def moved(self, transactions: int, positions: int) -> TruncateStep:
+        return replace(self, transaction=self.transaction + transactions, position=self.position + positions)
 
 
 Step = ChangeRun | TruncateStep

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headwater.errors import ProtocolError
-from headwater.lsn import CommitLsn, EndLsn
+from headwater.lsn import ZERO, CommitLsn, EndLsn
 from headwater.schema.table import ReplicatedTableSchema, TableId
 from headwater.wire import kernels as k
 from headwater.wire.changes import Changes, Step, Transactions, TruncateStep
@@ -94,6 +94,12 @@ class PgOutputDecoder:
         """The end of the last whole transaction that waits to be sealed."""
         done = int(self._state[k.LAST_COMMIT_TX])
         return EndLsn(int(self._transactions.end[done - 1])) if done else None
+
+    @property
+    def whole_until(self) -> EndLsn:
+        """Every transaction that ends at or before it is here or was sealed; ZERO while that is not known."""
+        end = self.end_position or ZERO
+        return max(end, EndLsn(int(self._state[k.KEEPALIVE])))
 
     @property
     def received_position(self) -> EndLsn:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import struct
-from itertools import accumulate
+from functools import reduce
+from itertools import accumulate, groupby
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.errors import HeadwaterError, ProtocolError
-from headwater.events import DELETE, INSERT, UNCHANGED, UPDATE, ChangeRun, EventBatch, TruncateStep
+from headwater.events import DELETE, INSERT, UNCHANGED, UPDATE, ChangeRun, Event, EventBatch, Truncate, TruncateStep
 from headwater.lsn import ZERO, CommitLsn, EndLsn
 from headwater.schema.table import TableId
 from headwater.wire import pgoutput
@@ -163,6 +164,19 @@ def test_the_idle_position_stands_only_when_nothing_waits() -> None:
     assert decoder.idle_position == EndLsn(90)
 
 
+def test_how_far_the_stream_is_whole_is_known_from_commits_and_keepalives() -> None:
+    decoder = PgOutputDecoder()
+    assert decoder.whole_until == ZERO
+    decoder.feed(pg.as_array(pg.keepalive(50) + pg.begin(60)))
+    assert decoder.whole_until == EndLsn(50)
+    decoder.feed(pg.as_array(pg.relation(ORDERS) + pg.keepalive(70)))
+    assert decoder.whole_until == EndLsn(50)  # an open transaction: what the server has read says nothing of it
+    decoder.feed(pg.as_array(pg.commit(60, 80)))
+    assert decoder.whole_until == EndLsn(80)
+    decoder.feed(pg.as_array(pg.keepalive(90)))
+    assert decoder.whole_until == EndLsn(90)
+
+
 @pytest.mark.invariant(9)
 def test_transactions_without_a_change_are_a_position_and_nothing_else() -> None:
     message = pg.framed(b"M" + struct.pack("!BQ", 1, 40) + b"headwater\0" + struct.pack("!I", 0))
@@ -175,6 +189,33 @@ def test_transactions_without_a_change_are_a_position_and_nothing_else() -> None
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.integers(0, 2**32))
 @settings(deadline=None, max_examples=60)
 def test_the_sequence_key_does_not_depend_on_how_the_stream_is_cut(sizes: list[int], seed: int) -> None:
+    frames, choose = _frames(sizes, seed), random.Random(seed)
+    assert _keys(_in_pieces(frames, choose)) == _keys([decode(*frames)])
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.integers(0, 2**32))
+@settings(deadline=None, max_examples=60)
+def test_batches_put_together_are_the_batch_that_was_never_cut(sizes: list[int], seed: int) -> None:
+    frames, choose = _frames(sizes, seed), random.Random(seed)
+    first, *later = map(EventBatch.of, _in_pieces(frames, choose))
+    together = reduce(EventBatch.then, later, first)
+    whole = EventBatch.of(decode(*frames))
+    assert _in_order(together) == _in_order(whole)
+    assert (together.end_lsn, together.size_bytes) == (whole.end_lsn, whole.size_bytes)
+    # As few runs as if they had come at once: each is a write of its own.
+    assert {t: len(steps) for t, steps in together.tables.items()} == {t: len(s) for t, s in whole.tables.items()}
+
+
+def _in_order(batch: EventBatch) -> list[Event]:
+    """One message truncates several tables: among those there is no order."""
+    events = list[Event]()
+    for kind, found in groupby(batch.events(), type):
+        alike = list(found)
+        events += sorted(alike, key=lambda event: event.schema.id) if kind is Truncate else alike  # type: ignore[union-attr]
+    return events
+
+
+def _frames(sizes: list[int], seed: int) -> list[bytes]:
     choose = random.Random(seed)
     frames = [pg.begin(1), pg.relation(ORDERS), pg.relation(ITEMS), pg.commit(1, 2)]
     for number, size in enumerate(sizes):
@@ -188,16 +229,18 @@ def test_the_sequence_key_does_not_depend_on_how_the_stream_is_cut(sizes: list[i
             if choose.random() < 0.1:
                 frames.append(pg.relation(BY_ID[TableId(table)]))
         frames.append(pg.commit(lsn, lsn + 5))
-    whole = _keys([decode(*frames)])
+    return frames
+
+
+def _in_pieces(frames: list[bytes], choose: random.Random) -> list[Changes]:
+    """Sealed here and there."""
     pieces, decoder = [], PgOutputDecoder()
     for frame in frames:
         decoder.feed(pg.as_array(frame))
         if choose.random() < 0.2:
-            sealed = decoder.seal(own_all)
-            if sealed is not None:
-                pieces.append(sealed)
-    last = decoder.seal(own_all)
-    assert _keys([*pieces, *([last] if last is not None else [])]) == whole
+            pieces.append(decoder.seal(own_all))
+    pieces.append(decoder.seal(own_all))
+    return [piece for piece in pieces if piece is not None]
 
 
 def _keys(batches: list[Changes]) -> list[tuple[int, int, int, object]]:

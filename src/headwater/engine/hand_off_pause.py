@@ -1,0 +1,35 @@
+"""While tables come up to where the apply worker is, it begins no batch. How long that held somebody's changes up is told."""
+
+from __future__ import annotations
+
+import time
+
+from headwater.engine.board import Board
+from headwater.observability.progress import Progress
+from headwater.states import Phase
+
+
+class HandOffPause:
+    """Used by the apply worker's thread."""
+
+    def __init__(self, board: Board, progress: Progress) -> None:
+        self._board = board
+        self._progress = progress
+        self.lasts = False
+        self._held_up_since: float | None = None
+
+    def look(self, *, due: bool) -> None:
+        """`due` says that a batch would be begun now, were it not for the hand-off: from then on it holds changes up."""
+        waiting = self._board.in_phase(Phase.CATCHUP)
+        if waiting:
+            self.lasts = True
+            if due and self._held_up_since is None and self._board.in_phase(Phase.READY, Phase.SYNC_DONE):
+                self._held_up_since = time.monotonic()
+                names = sorted(self._board.name(table) for table in waiting)
+                more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+                self._progress.waiting(f"the copy of {', '.join(names[:3])}{more} to catch up")
+        elif self.lasts:
+            since, self._held_up_since, self.lasts = self._held_up_since, None, False
+            self._progress.handed_over(time.monotonic() - since if since is not None else 0.0)
+            if since is not None:
+                self._progress.waiting(None)

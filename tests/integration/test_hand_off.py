@@ -1,0 +1,202 @@
+"""The hand-off beside tables that are followed already: it holds their changes up as little as it can, and says how long."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from headwater.config import BatchConfig
+from headwater.contracts.results import WriteEventsResult
+from headwater.contracts.stores import APPLY, WorkerType
+from headwater.engine import slot_stream, table_sync
+from headwater.engine.sync_follow import SyncFollow
+from headwater.errors import StoreUnavailable
+from headwater.events import EventBatch
+from headwater.lsn import EndLsn
+from headwater.store.memory import MemoryStore
+from tests.conftest import Database
+from tests.integration.mirror import MirrorDestination, Running, running
+from tests.integration.small_tables import Gate, make_tables, writing
+
+TABLES = 8
+
+
+class Doors(MirrorDestination):
+    """Holds the changes of tables until a test lets a write of theirs through."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__()
+        self._through = {name: threading.Semaphore(0) for name in names}
+        self.begun = {name: threading.Semaphore(0) for name in names}
+
+    def write_events(self, events: EventBatch, result: WriteEventsResult) -> None:
+        def write() -> None:
+            for name in names:
+                self.begun[name].release()
+                assert self._through[name].acquire(timeout=60)
+            super(Doors, self).write_events(events, result)
+
+        names = {steps[-1].schema.name.name for steps in events.tables.values()} & self._through.keys()
+        threading.Thread(target=write, name="doors").start()
+
+    def let_through(self, name: str, writes: int = 1) -> None:
+        self._through[name].release(writes)
+
+    def wait_begun(self, name: str) -> None:
+        assert self.begun[name].acquire(timeout=60)
+
+
+@pytest.fixture
+def first(database: Database) -> None:
+    """A table that is followed before others come."""
+    for name in ("first", "second"):
+        database.execute(f"create table {name}(id int primary key, counter int not null)")
+    database.execute("create publication shop for table first")
+
+
+def until_asked(database: Database, run: Running, doors: Doors) -> None:
+    """The first table's changes are being written, more of them wait, and the second one asks for its hand-off."""
+    run.wait_states("ready", 1)
+    database.execute("insert into first values (1, 1)")
+    doors.wait_begun("first")
+    database.execute("alter publication shop add table second")
+    run.wait_for(lambda: run.states().get("public.second") == "sync_wait")
+    database.execute("insert into first values (2, 1)")
+    database.execute("insert into second values (1, 1)")
+
+
+@pytest.mark.usefixtures("first")
+def test_the_last_write_of_a_copy_runs_beside_a_write_of_the_apply_worker_and_holds_nobody_up(
+    database: Database,
+) -> None:
+    doors = Doors("first")
+    with running(database, doors) as run:
+        until_asked(database, run, doors)
+        # To answer now, in the middle of a write, would hold the next one up.
+        assert not run.pipeline.progress.wait_for(lambda now: now.states()["public.second"] != "sync_wait", 0.5)
+        doors.let_through("first")
+        doors.wait_begun("first")
+        run.wait_for(lambda: run.states()["public.second"].startswith("sync_done"))
+        assert doors.tables["second"] == {1: (1, 1)}
+        doors.let_through("first", 100)
+        run.wait_states("ready", 2)
+        now = run.pipeline.progress.snapshot()
+        assert (now.hand_offs, now.longest_pause_seconds) == (2, 0)
+        run.wait_caught_up()
+        run.assert_equal("first", "second")
+
+
+@pytest.mark.usefixtures("first")
+def test_how_long_a_hand_off_holds_changes_up_is_measured_and_for_whom_is_said(database: Database) -> None:
+    doors = Doors("first", "second")
+    with running(database, doors) as run:
+        until_asked(database, run, doors)
+        doors.let_through("first", 100)
+        doors.wait_begun("second")
+        database.execute("insert into first values (3, 1)")
+        run.wait_for(lambda: run.pipeline.progress.snapshot().waiting == "the copy of public.second to catch up")
+        began = time.monotonic()
+        assert not run.pipeline.progress.wait_for(lambda now: now.waiting is None, 0.3)
+        assert 3 not in doors.tables["first"]
+        held_up = time.monotonic() - began
+        doors.let_through("second", 100)
+        run.wait_states("ready", 2)
+        now = run.pipeline.progress.snapshot()
+        assert (now.hand_offs, now.waiting) == (2, None)
+        assert now.longest_pause_seconds >= held_up
+        run.wait_caught_up()
+        run.assert_equal("first", "second")
+
+
+def test_busy_tables_of_a_group_are_handed_over_a_few_at_a_time_and_end_equal(database: Database) -> None:
+    names = make_tables(database, TABLES)
+    database.execute("drop publication shop; create publication shop for table t0, t1")
+    gate = Gate("t3")
+    gate.before_events = lambda batch: time.sleep(0.05)  # a slow one: changes of the others come during a hand-off
+    with writing(database, names), running(database, gate) as run:
+        run.wait_states("ready", 2)
+        database.execute("alter publication shop set table " + ", ".join(names))
+        assert gate.begun.wait(30)
+        for name in names:
+            # Compressed by nobody: more than a megabyte is waiting in the slot when the copy ends.
+            note = "(select string_agg(md5(i * j || ''), '') from generate_series(1, 50) j)"
+            database.execute(f"insert into {name} select i, 1, {note} from generate_series(100, 300) i")
+        before = run.pipeline.progress.snapshot().hand_offs
+        gate.open.set()
+        run.wait_states("ready", TABLES)
+        assert run.pipeline.progress.snapshot().hand_offs > before + 1
+    with running(database, gate, run.pipeline._store) as again:
+        again.wait_caught_up()
+        again.assert_equal(*names)
+        assert sorted(gate.copies) == names
+
+
+class WatchedFollow(SyncFollow):
+    """Lets a test see what is held back."""
+
+    newest: WatchedFollow | None = None
+    rounds = 0
+
+    def follow(self) -> None:
+        WatchedFollow.newest = self
+        super().follow()
+
+    def _ask_if_close(self, gaining: bool) -> None:
+        self.rounds += 1
+        super()._ask_if_close(gaining)
+
+    @property
+    def held_bytes(self) -> int:
+        return self._decoder.buffered_bytes + self._unwritten_bytes
+
+
+class NoProgress(MemoryStore):
+    """Cannot be reached for the apply worker's progress."""
+
+    away = False
+
+    def upsert_replication_progress(self, worker_type: WorkerType, flush_lsn: EndLsn) -> EndLsn:
+        if self.away and worker_type == APPLY:
+            raise StoreUnavailable("the store is away", hint="Wait.")
+        return super().upsert_replication_progress(worker_type, flush_lsn)
+
+
+def test_what_a_group_holds_back_while_nobody_answers_it_is_bounded(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_sync, "SyncFollow", WatchedFollow)
+    monkeypatch.setattr(slot_stream, "QUEUE_BYTES", 64 << 10)
+    monkeypatch.setattr(WatchedFollow, "newest", None)
+    rows = "select i, 1, (select string_agg(md5(i * j || ''), '') from generate_series(1, 50) j) from generate_series"
+    database.execute("create table first(id int primary key, counter int not null); create publication shop")
+    database.execute("alter publication shop add table first")
+    store, gate = NoProgress(), Gate("rest")
+    with running(database, gate, store, batch=BatchConfig(max_fill_ms=100, max_bytes=64 << 10)) as run:
+        run.wait_states("ready", 1)
+        # The apply worker waits for the store, and answers nobody.
+        store.away = True
+        database.execute("insert into first values (1, 1)")
+        run.wait_for(lambda: len(gate.batches) == 1)
+        for name in ("rest", "busy"):
+            database.execute(f"create table {name}(id int primary key, counter int not null, note text)")
+        database.execute("alter publication shop add table rest, busy")
+        assert gate.begun.wait(30)
+        # So far behind that the worker takes in changes, and knows who is busy, before it asks.
+        database.execute(f"insert into busy {rows}(1, 1000) i")
+        gate.open.set()
+        run.wait_for(lambda: run.states().get("public.rest") == "sync_wait")
+        for number in range(1, 6):
+            database.execute(f"insert into busy {rows}({number * 1000 + 1}, {number * 1000 + 1000}) i")
+        follow = WatchedFollow.newest
+        assert follow is not None
+        run.wait_for(lambda: follow.held_bytes > 64 << 10 and not follow._stream.dry)
+        rounds, held = follow.rounds, follow.held_bytes
+        run.wait_for(lambda: follow.rounds > rounds + 5)
+        assert (follow.held_bytes, follow._stream.dry) == (held, False)
+        store.away = False
+        run.wait_states("ready", 3)
+        run.wait_caught_up()
+        run.assert_equal("first", "rest", "busy")
+        assert sorted(gate.copies) == ["busy", "first", "rest"]
