@@ -10,12 +10,16 @@ import pytest
 from headwater.config import BatchConfig
 from headwater.contracts.results import WriteEventsResult
 from headwater.contracts.stores import APPLY, WorkerType
-from headwater.engine import slot_stream, table_sync
+from headwater.engine import slot_stream, sync_stream, table_sync
 from headwater.engine.sync_follow import SyncFollow
-from headwater.errors import StoreUnavailable
+from headwater.errors import ConnectError, StoreUnavailable
 from headwater.events import EventBatch
 from headwater.lsn import EndLsn
+from headwater.schema.table import TableId
+from headwater.source.slots import apply_slot_name, sync_slot_name
 from headwater.store.memory import MemoryStore
+from headwater.testing.compare import flush_position
+from headwater.wire.settings import ConnectSettings
 from tests.conftest import Database
 from tests.integration.mirror import MirrorDestination, Running, running
 from tests.integration.small_tables import Gate, make_tables, writing
@@ -63,8 +67,12 @@ def until_asked(database: Database, run: Running, doors: Doors) -> None:
     doors.wait_begun("first")
     database.execute("alter publication shop add table second")
     run.wait_for(lambda: run.states().get("public.second") == "sync_wait")
-    database.execute("insert into first values (2, 1)")
-    database.execute("insert into second values (1, 1)")
+    with database.connection.transaction():
+        database.execute("insert into first values (2, 1)")
+        database.execute("insert into second values (1, 1)")
+    sent = "select sent_lsn - '0/0'::pg_lsn >= %s from pg_stat_replication where application_name = %s"
+    position = flush_position(database.connection)
+    run.wait_for(lambda: database.value(sent, [position, apply_slot_name(1)]))
 
 
 @pytest.mark.usefixtures("first")
@@ -110,6 +118,95 @@ def test_how_long_a_hand_off_holds_changes_up_is_measured_and_for_whom_is_said(d
         run.assert_equal("first", "second")
 
 
+def end_session(database: Database, run: Running, slot: str) -> None:
+    """The walsender that serves the slot is gone, for good."""
+    assert database.execute(
+        "select pg_terminate_backend(active_pid) from pg_replication_slots where slot_name = %s", [slot]
+    )
+    run.wait_for(lambda: not database.value("select active from pg_replication_slots where slot_name = %s", [slot]))
+
+
+def second_slot(database: Database) -> str:
+    return sync_slot_name(1, TableId(database.value("select 'second'::regclass::oid::bigint")))
+
+
+def until_following(database: Database, run: Running, doors: Doors) -> None:
+    """The second table is copied, and what came after that, too much to ask at once, is being written."""
+    run.wait_states("ready", 1)
+    doors.after_copy = lambda rows: database.execute("insert into second select i, 1 from generate_series(1, 30000) i")
+    database.execute("alter publication shop add table second")
+    doors.wait_begun("second")
+
+
+@pytest.mark.usefixtures("first")
+def test_a_connection_lost_while_a_copy_is_followed_costs_no_copy(database: Database) -> None:
+    doors = Doors("second")
+    with running(database, doors) as run:
+        until_following(database, run, doors)
+        assert run.states()["public.second"] == "finished_copy"
+        database.execute("insert into second values (0, 1)")
+        end_session(database, run, second_slot(database))
+        doors.let_through("second", 100)
+        run.wait_states("ready", 2)
+        run.wait_caught_up()
+        run.assert_equal("first", "second")
+        assert doors.copies == ["first", "second"]
+
+
+@pytest.mark.usefixtures("first")
+def test_a_connection_lost_while_the_hand_off_is_waited_for_costs_no_copy(database: Database) -> None:
+    doors = Doors("first")
+    with running(database, doors) as run:
+        until_asked(database, run, doors)
+        end_session(database, run, second_slot(database))
+        doors.let_through("first", 100)
+        run.wait_states("ready", 2)
+        run.wait_caught_up()
+        run.assert_equal("first", "second")
+        assert doors.copies == ["first", "second"]
+
+
+@pytest.mark.usefixtures("first")
+def test_a_slot_dropped_while_a_copy_is_followed_begins_the_copy_again(database: Database) -> None:
+    doors = Doors("second")
+    with running(database, doors) as run:
+        until_following(database, run, doors)
+        doors.after_copy = lambda rows: None
+        end_session(database, run, second_slot(database))
+        database.execute("select pg_drop_replication_slot(%s)", [second_slot(database)])
+        database.execute("insert into second values (0, 1)")
+        doors.let_through("second", 100)
+        run.wait_for(lambda: doors.copies == ["first", "second", "second"])
+        run.wait_states("ready", 2)
+        run.wait_caught_up()
+        run.assert_equal("first", "second")
+
+
+@pytest.mark.usefixtures("first")
+def test_a_worker_that_cannot_connect_again_does_not_hold_the_others_up_for_ever(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    doors = Doors("first")
+    with running(database, doors) as run:
+        until_asked(database, run, doors)
+        with monkeypatch.context() as patched:
+            patched.setattr(sync_stream, "WireConnection", Unreachable)
+            end_session(database, run, second_slot(database))
+            doors.let_through("first", 100)
+            run.wait_for(lambda: run.states()["public.second"] == "init")
+            database.execute("insert into first values (3, 1)")
+            run.wait_for(lambda: 3 in doors.tables["first"])
+        run.wait_states("ready", 2)
+        run.wait_caught_up()
+        run.assert_equal("first", "second")
+
+
+class Unreachable:
+    @staticmethod
+    def connect(settings: ConnectSettings, **options: object) -> None:
+        raise ConnectError("no way there", hint="Wait.")
+
+
 def test_busy_tables_of_a_group_are_handed_over_a_few_at_a_time_and_end_equal(database: Database) -> None:
     names = make_tables(database, TABLES)
     database.execute("drop publication shop; create publication shop for table t0, t1")
@@ -149,7 +246,7 @@ class WatchedFollow(SyncFollow):
 
     @property
     def held_bytes(self) -> int:
-        return self._decoder.buffered_bytes + self._unwritten_bytes
+        return self._stream.decoder.buffered_bytes + self._unwritten_bytes
 
 
 class NoProgress(MemoryStore):

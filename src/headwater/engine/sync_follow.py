@@ -8,23 +8,26 @@ written here is durable before the slot's position is confirmed (invariant 2).
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 
 from headwater.engine.bell import Bell
 from headwater.engine.ownership import SyncOwnership, needs_text
+from headwater.engine.retry import WORLD, Backoff, is_worth_retrying
 from headwater.engine.run import Run
-from headwater.engine.slot_stream import SlotStream
 from headwater.engine.sync_slot import SyncSlot
+from headwater.engine.sync_stream import SyncStream
 from headwater.engine.sync_tables import StartAgain, SyncTable, SyncTables
 from headwater.engine.sync_write import SyncWrite
 from headwater.errors import HeadwaterError, ValueOutOfRange
 from headwater.events import EventBatch
 from headwater.lsn import EndLsn
 from headwater.schema.table import TableId
-from headwater.source.server import flush_lsn
-from headwater.source.session import Connection
 from headwater.states import SYNC_WAIT, Actor, Phase, TableState, sync_done
+from headwater.wire.settings import ConnectSettings
+
+log = logging.getLogger(__name__)
 
 _CLOSE_BYTES = 1 << 20
 """So near to the server's position that the rest is a matter of milliseconds."""
@@ -33,31 +36,26 @@ _STILL_GAINING = 0.7
 _PUT_OFF_BYTES = 16 << 20
 """So much may wait while other tables are handed over; with more, the last write of those that follow would be a long one."""
 _LOOK_SECONDS = 0.2
+_ATTEMPTS_WHILE_OTHERS_WAIT = 3
 
 
 class SchemaChangedMeanwhile(StartAgain):
     """The table's schema changed between its copy and its hand-off: the copy starts again at once."""
 
 
-class TimelineChangedMeanwhile(StartAgain):
-    """The copy is of a server that the apply worker has left, or has not come to yet: their positions are not the same."""
-
-
 class SyncFollow:
     """Used by the worker's thread, once. The slot's connection is this one's to close, through `close`."""
 
-    def __init__(self, run: Run, tables: SyncTables, slot: SyncSlot, admin: Connection, bell: Bell) -> None:
+    def __init__(self, run: Run, tables: SyncTables, slot: SyncSlot, settings: ConnectSettings, bell: Bell) -> None:
         self._run = run
         self._tables = tables
-        self._slot = slot
-        self._admin = admin
         self._bell = bell
         self._write = SyncWrite(run, tables, slot.name)
-        self._decoder = run.decoder()
         schemas = [table.schema for table in tables.working if table.schema is not None]
         self._ownership = SyncOwnership(schemas, slot.start)
         options = run.stream_options(binary=not any(needs_text(schema) for schema in schemas))
-        self._stream = SlotStream(slot.connection, slot.name, slot.start, options, bell)
+        self._stream = SyncStream(run, slot, settings, tables.what, options, bell)
+        self._backoff = Backoff(0.5)
         self._position = slot.start
         """Everything before it was written, or waits in `_unwritten`."""
         self._unwritten: EventBatch | None = None
@@ -76,18 +74,47 @@ class SyncFollow:
         """Returns when every table was handed over, or is out for another reason."""
         while self._tables.working:
             self._run.raise_if_stopped()
-            if self._has_room():
-                for chunk in self._stream.take():
-                    self._decoder.feed(chunk.data)
             self._tables.end_stopped()
             self._keep(self._ids())
-            if self._asked:
-                moved = False
-                self._hand_over()
-            else:
-                moved = self._take_in()
-            self._ask_if_close(gaining=moved)
+            try:
+                self._go_on()
+            except WORLD as error:
+                self._connect_again(error)
             self._bell.wait(_LOOK_SECONDS)
+
+    def _go_on(self) -> None:
+        if self._has_room():
+            self._stream.read()
+        if self._asked:
+            moved = False
+            self._hand_over()
+        else:
+            moved = self._take_in()
+        self._ask_if_close(gaining=moved)
+        self._backoff.reset()
+
+    def _connect_again(self, error: HeadwaterError) -> None:
+        """The copies are whole, and the slot keeps what follows them: a lost connection is no reason to begin anew.
+
+        But while the apply worker stands still for us, all others wait with it: then a copy anew is the lesser evil, soon.
+        """
+        while True:
+            if self._asked_for() is not None and self._backoff.attempts >= _ATTEMPTS_WHILE_OTHERS_WAIT:
+                raise error
+            seconds = self._backoff.next_seconds()
+            log.warning("%s: following its slot again in %.1f s: %s", self._tables.what, seconds, error)
+            self._run.pause(seconds)
+            self._tables.end_stopped()
+            try:
+                self._stream.connect_again()
+                break
+            except HeadwaterError as again:
+                if isinstance(again, StartAgain) or not is_worth_retrying(again):
+                    raise
+                error = again
+        self._unwritten = None
+        self._position = self._stream.confirmed
+        self._distance = math.inf
 
     def _has_room(self) -> bool:
         """With a whole batch in our hands, only who stands still for us is a reason to read on.
@@ -97,7 +124,7 @@ class SyncFollow:
         return not self._is_full() or self._asked_for() is not None
 
     def _is_full(self) -> bool:
-        buffered = self._decoder.buffered_bytes if self._decoder.has_transactions else 0
+        buffered = self._stream.decoder.buffered_bytes if self._stream.decoder.has_transactions else 0
         return buffered + self._unwritten_bytes >= self._run.config.batch.max_bytes
 
     @property
@@ -123,7 +150,7 @@ class SyncFollow:
             return
         done = [table for table in self._tables.working if table.id in self._asked_states()]
         if done:
-            self._check_timeline()
+            self._stream.check_timeline(self._run.board.timeline)
             self._tables.move(done, sync_done(self._position))
             for table in done:
                 self._tables.end(table)
@@ -140,22 +167,13 @@ class SyncFollow:
 
     def _seal_until(self, target: EndLsn) -> bool:
         """Whether the changes up to there have come, or as many as are written at once."""
-        whole, has_changes = self._decoder.whole_until, self._decoder.has_transactions
+        whole, has_changes = self._stream.decoder.whole_until, self._stream.decoder.has_transactions
         if whole < target and not (has_changes and self._is_full()):
             return False
         if has_changes:
             self._put_off(self._seal())
         self._position = max(self._position, whole)
         return True
-
-    def _check_timeline(self) -> None:
-        follows = self._run.board.timeline
-        if follows is not None and follows != self._slot.timeline:
-            raise TimelineChangedMeanwhile(
-                f"the source changed its timeline during the copy of {self._tables.what}",
-                detail=f"the copy is of timeline {self._slot.timeline}, changes are followed on {follows}",
-                hint="Nothing is to be done: it is copied again at once.",
-            )
 
     def _ask_if_close(self, gaining: bool) -> None:
         if not self._asked and self._unwritten is not None and self._unwritten_bytes <= _PUT_OFF_BYTES:
@@ -164,7 +182,7 @@ class SyncFollow:
             return
         self._looked_at = time.monotonic()
         if not self._asked and self._unwritten is None and self._tables.working:
-            before, self._distance = self._distance, flush_lsn(self._admin).value - self._position.value
+            before, self._distance = self._distance, self._stream.server_position().value - self._position.value
             if self._distance < _CLOSE_BYTES or (gaining and self._distance > before * _STILL_GAINING):
                 self._ask()
         self._stream.request_reply()
@@ -187,8 +205,8 @@ class SyncFollow:
 
     def _take_in(self) -> bool:
         """Write what has come whole; whether we came further."""
-        if not self._decoder.has_transactions and self._unwritten is None:
-            idle = self._decoder.idle_position
+        if not self._stream.decoder.has_transactions and self._unwritten is None:
+            idle = self._stream.decoder.idle_position
             if idle is None or idle <= self._position:
                 return False
             self._position = idle
@@ -196,7 +214,7 @@ class SyncFollow:
             return True
         if self._run.board.in_phase(Phase.CATCHUP) and not self._is_full():
             return False  # the apply worker stands still for another worker: the machine is theirs
-        if self._decoder.has_transactions:
+        if self._stream.decoder.has_transactions:
             batch = self._seal()
             self._position = batch.end_lsn
             self._put_off(batch)
@@ -228,7 +246,7 @@ class SyncFollow:
     def _seal(self) -> EventBatch:
         while True:
             try:
-                changes = self._decoder.seal(self._ownership.assign)
+                changes = self._stream.decoder.seal(self._ownership.assign)
                 break
             except ValueOutOfRange as error:
                 table = self._table(error.table_id)

@@ -111,11 +111,12 @@ class TableSyncWorker:
             self._tables.each(self._end_old_copy)
             run.board.move_all({table.id: DATA_SYNC for table in self._tables.working}, Actor.TABLE_SYNC)
             slot = self._copy(admin)
-            if slot is not None:
-                try:
-                    self._follow(slot, admin)
-                finally:
-                    slot.connection.close()
+        if slot is not None:
+            try:
+                self._follow(slot)
+            finally:
+                slot.connection.close()
+        with connect(self._settings) as admin:
             self._give_up_slot(admin)
 
     def _end_old_copy(self, table: SyncTable) -> None:
@@ -165,10 +166,10 @@ class TableSyncWorker:
             if table.id in taken:
                 self._tables.send_back(table, alone=True)
 
-    def _follow(self, slot: SyncSlot, admin: Connection) -> None:
+    def _follow(self, slot: SyncSlot) -> None:
         if not self._tables.working:
             return
-        following = SyncFollow(self._run_, self._tables, slot, admin, self._bell)
+        following = SyncFollow(self._run_, self._tables, slot, self._settings, self._bell)
         try:
             following.follow()
         finally:
