@@ -22,14 +22,19 @@ def run(setting: Setting) -> Iterator[Figure]:
     database = setting.database()
     with setting.server.connect(database) as connection:
         connection.execute(f"create table millions({COLUMNS})")
-        connection.execute("create publication bench for table millions")
+        connection.execute(f"create table keyless({COLUMNS.replace(' primary key', '')})")
+        connection.execute("alter table keyless replica identity full")
+        connection.execute("create publication bench for table millions, keyless")
         ratio = BUDGET_BYTES / memory_now().total_bytes
         batch = BatchConfig(memory_budget_ratio=ratio, spool_directory=str(setting.warehouse.parent))
         with setting.running(database, 14, batch=batch) as pipeline:
-            wait_ready(pipeline, 1)
+            wait_ready(pipeline, 2)
             statements = {
                 "inserted": f"insert into millions select {ROW} from generate_series(1, {ROWS}) i",
                 "updated": "update millions set paid = not paid",
+                "given another key": "update millions set id = -id",
+                "inserted without a key": f"insert into keyless select {ROW} from generate_series(1, {ROWS}) i",
+                "updated without a key": "update keyless set paid = not paid",
             }
             for what, statement in statements.items():
                 with PeakMemory() as python, PeakMemory(setting.jvm) as jvm:

@@ -14,10 +14,9 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from headwater.contracts.stores import DestinationStore, DestinationTableMetadata, SchemaStatus, Watermark
-from headwater.destinations.iceberg.delta import net_delta
 from headwater.destinations.iceberg.missing import MissingValues
 from headwater.destinations.iceberg.net import NetChanges, net_changes
-from headwater.destinations.iceberg.parts import net_in_parts
+from headwater.destinations.iceberg.parts import delta_in_parts, net_in_parts
 from headwater.destinations.iceberg.schema import evolve, renamed_columns
 from headwater.destinations.iceberg.sessions import LakeSession, Outcome, outcome_of
 from headwater.destinations.iceberg.table import LakeTable
@@ -181,7 +180,7 @@ class TableApply:
     def _rows_after_truncate(self, session: LakeSession, run: ChangeRun) -> pa.Table:
         if run.schema.key:
             return self._net(session, None, run).upserts
-        return net_delta(run).added
+        return delta_in_parts(run, self.disk).added
 
     def _net(self, session: LakeSession, table: LakeTable | None, run: ChangeRun) -> NetChanges:
         schema = run.schema
@@ -208,7 +207,7 @@ class TableApply:
         elif run.schema.insert_only:
             self.writer.append(session, table, run.new, properties)
         else:
-            self.writer.apply_delta(session, table, net_delta(run), properties)
+            self.writer.apply_delta(session, table, delta_in_parts(run, self.disk), properties)
 
     def _in_step(
         self,

@@ -27,12 +27,18 @@ class NetDelta:
 
 
 def net_delta(run: ChangeRun) -> NetDelta:
-    run = fill_from_old(run)
-    added = run.new.take(pa.array(np.flatnonzero(run.op != DELETE)))
     if run.old is None:
-        return NetDelta(added, added.slice(0, 0), np.zeros(0, np.int64))
-    removed = run.old.take(pa.array(np.flatnonzero(run.old_kind != NO_OLD)))
-    (added_code, removed_code), count = encode_rows([added, removed], run.new.column_names)
+        # Only what comes: nothing has to be copied.
+        return NetDelta(run.new, run.new.slice(0, 0), np.zeros(0, np.int64))
+    run = fill_from_old(run)
+    assert run.old is not None
+    added = run.new.take(pa.array(np.flatnonzero(run.op != DELETE)))
+    return net_rows(added, run.old.take(pa.array(np.flatnonzero(run.old_kind != NO_OLD))))
+
+
+def net_rows(added: pa.Table, removed: pa.Table) -> NetDelta:
+    """The difference of two multisets of rows."""
+    (added_code, removed_code), count = encode_rows([added, removed], added.column_names)
     net = np.bincount(added_code, minlength=count) - np.bincount(removed_code, minlength=count)
     rows = pa.concat_tables([added, removed])
     example = np.zeros(count, np.int64)

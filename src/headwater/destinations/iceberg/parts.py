@@ -1,12 +1,15 @@
 """A run of millions of changes, taken apart by key, so that netting it needs the memory of a part and not of the whole.
 
 Everything about a key lies in one part, in order, so netting each part is exact. A change that moves a row from one key to
-another would tie two parts together; a run with such a change stays whole.
+another is a delete in the one's part and an insert in the other's; only if it leaves a large value unchanged, which then
+lies with the old key, does the run stay whole. Rows without a key are counted, each part its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,13 +18,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numba import njit
 
-from headwater.destinations.iceberg.net import NetChanges
-from headwater.events import DELETE, NO_OLD, UPDATE, ChangeRun
+from headwater.destinations.iceberg.delta import NetDelta, net_delta, net_rows
+from headwater.destinations.iceberg.net import NetChanges, fill_from_old
+from headwater.events import DELETE, INSERT, NO_OLD, UPDATE, ChangeRun
 from headwater.wire.spool import Spool
 
 PART_CHANGES = 500_000
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 Hashes = npt.NDArray[np.uint64]
+Flags = npt.NDArray[np.bool_]
 
 
 def net_in_parts(
@@ -43,29 +48,72 @@ def net_in_parts(
 
 def by_key(run: ChangeRun, key: tuple[str, ...], count: int) -> Iterator[ChangeRun]:
     """The run in so many parts, each with all changes of its keys, in order; or as it is, if it cannot be taken apart."""
-    part = _part_of_each(run, key, count)
-    if part is None:
+    new = _hashes(run.new, key)
+    old = new if run.old is None else _hashes(run.old, key)
+    # Equal hashes of two keys are equal parts: then netting sees the move itself.
+    moved = (run.op == UPDATE) & (run.old_kind != NO_OLD) & (old != new)
+    # An unchanged key lies in the old row.
+    if any(name in run.unchanged for name in key) or any(flags[moved].any() for flags in run.unchanged.values()):
         yield run
         return
+    goes_to, left = np.where(run.op == DELETE, _parts(old, count), _parts(new, count)), _parts(old, count)
     for number in range(count):
-        yield run.filter(part == number)
+        goes = goes_to == number
+        leaves = moved & (left == number)
+        yield _with_moves(run, goes, leaves, moved) if moved.any() else run.filter(goes)
 
 
-def _part_of_each(run: ChangeRun, key: tuple[str, ...], count: int) -> npt.NDArray[np.uint8] | None:
-    # An unchanged key lies in the old row.
-    new = None if any(name in run.unchanged for name in key) else _hashes(run.new, key)
-    if new is None:
-        return None
-    part = _parts(new, count)
-    if run.old is None:
-        return part
-    old = _hashes(run.old, key)
-    assert old is not None
-    old_part = _parts(old, count)
-    moved = (run.op == UPDATE) & (run.old_kind != NO_OLD) & (old != new)
-    if moved.any():
-        return None
-    return np.where(run.op == DELETE, old_part, part)
+def _with_moves(run: ChangeRun, goes: Flags, leaves: Flags, moved: Flags) -> ChangeRun:
+    """Changes that stay as they are, and of those that moved a row what concerns the one key or the other."""
+    index = np.concatenate([np.flatnonzero(leaves), np.flatnonzero(goes)])
+    is_leaving = np.arange(len(index)) < np.count_nonzero(leaves)
+    order = np.argsort(index, kind="stable")  # of one change, the delete first
+    index, is_leaving = index[order], is_leaving[order]
+    is_coming = moved[index] & ~is_leaving
+    rows = pa.array(index)
+    return replace(
+        run,
+        op=np.where(is_leaving, DELETE, np.where(is_coming, INSERT, run.op[index])).astype(np.uint8),
+        commit_lsn=run.commit_lsn[index],
+        ordinal=run.ordinal[index],
+        transaction=run.transaction[index],
+        position=run.position[index],
+        new=run.new.take(rows),
+        old_kind=np.where(is_coming, NO_OLD, run.old_kind[index]).astype(np.uint8),
+        old=None if run.old is None else run.old.take(rows),
+        unchanged={name: flags[index] & ~is_leaving for name, flags in run.unchanged.items()},
+    )
+
+
+def delta_in_parts(run: ChangeRun, spool: Spool) -> NetDelta:
+    """What `net_delta` makes of the run, part by part if it is a large one; the rows then lie on disk."""
+    if len(run) <= PART_CHANGES or run.old is None:
+        return net_delta(run)
+    run = _filled_on_disk(run, spool)
+    assert run.old is not None
+    count = -(-len(run) // PART_CHANGES)
+    new, old = (_parts(_hashes(rows, rows.column_names), count) for rows in (run.new, run.old))
+    added, removed, counts = [], [], []
+    for number in range(count):
+        comes = np.flatnonzero((run.op != DELETE) & (new == number))
+        goes = np.flatnonzero((run.old_kind != NO_OLD) & (old == number))
+        found = net_rows(run.new.take(pa.array(comes)), run.old.take(pa.array(goes)))
+        added.append(spool.table(found.added))
+        removed.append(spool.table(found.removed))
+        counts.append(found.removed_count)
+    pa.default_memory_pool().release_unused()
+    return NetDelta(pa.concat_tables(added), pa.concat_tables(removed), np.concatenate(counts))
+
+
+def _filled_on_disk(run: ChangeRun, spool: Spool) -> ChangeRun:
+    """Unchanged values taken from the old rows, a stretch at a time."""
+    if not run.unchanged:
+        return run
+    filled = []
+    for start in range(0, len(run), PART_CHANGES):
+        stretch = run.filter((np.arange(len(run)) >= start) & (np.arange(len(run)) < start + PART_CHANGES))
+        filled.append(spool.table(fill_from_old(stretch).new))
+    return replace(run, new=pa.concat_tables(filled), unchanged={})
 
 
 def _parts(hashes: Hashes, count: int) -> npt.NDArray[np.uint8]:
@@ -73,15 +121,15 @@ def _parts(hashes: Hashes, count: int) -> npt.NDArray[np.uint8]:
     return ((hashes >> np.uint64(32)) % np.uint64(count)).astype(np.uint8 if count < 256 else np.uint32)
 
 
-def _hashes(rows: pa.Table, key: tuple[str, ...]) -> Hashes | None:
-    """A number per row, equal for equal keys; None if a column's type has none."""
+def _hashes(rows: pa.Table, columns: Sequence[str]) -> Hashes:
+    """A number per row, equal for equal rows. A column whose type has no hash here does not count."""
     total = np.zeros(rows.num_rows, np.uint64)
-    for name in key:
+    for name in columns:
         at = 0
         for chunk in rows.column(name).chunks:
             found = _column_hashes(chunk)
             if found is None:
-                return None
+                break
             here = total[at : at + len(chunk)]
             here += found
             here *= _MIX
@@ -95,8 +143,9 @@ def _column_hashes(values: pa.Array) -> Hashes | None:
     if pa.types.is_string(type) or pa.types.is_binary(type):
         return _bytes_hashes(values)
     if pa.types.is_floating(type):
-        # -0.0 and 0.0 are one key to Postgres.
+        # To Postgres -0.0 and 0.0 are one key, and so are all bit patterns of NaN.
         plain = pc.add(pc.fill_null(values.cast(pa.float64()), 0.0), pa.scalar(0.0))
+        plain = pc.if_else(pc.is_nan(plain), pa.scalar(math.nan), plain)
         return np.ascontiguousarray(plain.to_numpy(zero_copy_only=False)).view(np.uint64)
     if pa.types.is_decimal(type):
         return _bytes_hashes(values.cast(pa.string()))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import time
+import tempfile
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from headwater.destinations.iceberg import parts as parts_module
 from headwater.destinations.iceberg.delta import net_delta
 from headwater.destinations.iceberg.net import NetChanges, net_changes
-from headwater.destinations.iceberg.parts import by_key, net_in_parts
+from headwater.destinations.iceberg.parts import by_key, delta_in_parts, net_in_parts
 from headwater.events import DELETE, INSERT, NO_OLD, OLD_FULL, OLD_KEY, UPDATE, ChangeRun
 from headwater.schema.table import ColumnSchema, ReplicaIdentity, ReplicatedTableSchema, TableId, TableName, TableSchema
 from headwater.schema.types import BUILT_IN
@@ -146,13 +147,13 @@ def test_a_large_run_taken_apart_by_key_amounts_to_the_same(
     target, changes, _ = history
     run, expected = make_run(changes), apply(target, net_changes(make_run(changes), ("k", "j")))
     parts = list(by_key(run, ("k", "j"), count))
-    assert sum(len(part) for part in parts) == len(run)
     found = dict(target)
     for part in parts:
         found = apply(found, net_changes(part, ("k", "j")))
     assert found == expected
-    moves = any(c[2] is not None and c[1] is not None and c[1][:2] != c[2][:2] for c in changes)
-    assert len(parts) == (1 if moves else count)
+    moves = [c for c in changes if c[2] is not None and c[1] is not None and c[1][:2] != c[2][:2]]
+    assert len(parts) == (1 if any(c[4] for c in moves) else count)
+    assert len(parts) == 1 or sum(len(part) for part in parts) == len(run) + len(moves)
 
 
 def test_a_large_run_is_netted_part_by_part_and_lies_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +215,9 @@ rows = st.tuples(st.integers(0, 1) | st.none(), st.sampled_from("ab"), st.none()
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(rows, max_size=5), st.lists(st.tuples(st.sampled_from("IUD"), rows, rows), min_size=1, max_size=10))
-def test_the_net_of_rows_without_a_key_is_a_difference_of_multisets(target: list[Any], wishes: list[Any]) -> None:
+def test_the_net_of_rows_without_a_key_is_a_difference_of_multisets_whole_and_in_parts(
+    target: list[Any], wishes: list[Any]
+) -> None:
     schema = ReplicatedTableSchema(
         TableSchema(TableId(1), TableName("p", "t"), SCHEMA.columns, replica_identity=ReplicaIdentity.FULL)
     )
@@ -227,27 +230,32 @@ def test_the_net_of_rows_without_a_key_is_a_difference_of_multisets(target: list
         if kind != "D":
             source.append(new)
         op = {"I": INSERT, "U": UPDATE, "D": DELETE}[kind]
+        # Of a large value that did not change, the server sends the old one only.
+        same = {name for name, before, now in zip(COLUMNS, old, new, strict=True) if before == now and name in "vw"}
         changes.append(
             (
                 op,
                 new if kind != "D" else None,
                 old if kind != "I" else None,
                 OLD_FULL if kind != "I" else NO_OLD,
-                frozenset(),
+                frozenset(same if kind == "U" else ()),
             )
         )
     if not changes:
         return
-    delta = net_delta(make_run(changes, schema))
-    result = list(target)
-    for row, count in zip(delta.removed.to_pylist(), delta.removed_count, strict=True):
-        for _ in range(count):
-            result.remove(tuple(row.values()))
-    result += [tuple(row.values()) for row in delta.added.to_pylist()]
-    assert sorted(result, key=repr) == sorted(source, key=repr)
+    run = make_run(changes, schema)
+    with tempfile.TemporaryDirectory() as directory, patch.object(parts_module, "PART_CHANGES", 3):
+        deltas = [net_delta(run), delta_in_parts(run, Spool(Path(directory)))]
+    for delta in deltas:
+        result = list(target)
+        for row, count in zip(delta.removed.to_pylist(), delta.removed_count, strict=True):
+            for _ in range(count):
+                result.remove(tuple(row.values()))
+        result += [tuple(row.values()) for row in delta.added.to_pylist()]
+        assert sorted(result, key=repr) == sorted(source, key=repr)
 
 
-def test_a_quarter_of_a_million_changes_take_less_than_half_a_second() -> None:
+def test_a_quarter_of_a_million_changes_are_one_row_for_each_key() -> None:
     size = 250_000
     random = np.random.default_rng(1)
     table = pa.table(
@@ -265,10 +273,7 @@ def test_a_quarter_of_a_million_changes_take_less_than_half_a_second() -> None:
         None,
         {"v": np.ones(size, np.bool_)},
     )
-    net_changes(run.filter(np.arange(size) < 10), ("k", "j"))
-    started = time.process_time()
     net = net_changes(run, ("k", "j"))
-    assert time.process_time() - started < 0.5
     assert net.upserts.num_rows == len(np.unique(table["k"].to_numpy()))
 
 
