@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from headwater.errors import HeadwaterError
+from headwater.engine import apply_worker
+from headwater.engine.slot_stream import SlotStream
+from headwater.errors import HeadwaterError, Retry, ServerError
 from headwater.source.slots import apply_slot_name
 from headwater.store.postgres import PostgresStore
 from headwater.testing.compare import confirmed_position, wait_until
 from headwater.testing.lake_rows import open_lake
 from headwater.testing.postgres import PostgresServer
+from headwater.wire.chunks import Chunk
 from tests.commands import headwater
 from tests.conftest import Database
 from tests.driver import Driver, driver
@@ -61,6 +64,48 @@ def test_changes_go_on_after_the_server_crashed_and_recovered(
             run.wait_caught_up()
             run.assert_equal("orders", "items")
         assert set(run.states().values()) == {"ready"}
+
+
+def test_an_internal_error_of_the_server_that_passes_is_waited_out(
+    shop: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Failing(SlotStream):
+        left = 2
+
+        def take(self) -> list[Chunk]:
+            if Failing.left:
+                Failing.left -= 1
+                raise ServerError("cache lookup failed", sqlstate="XX000", retry=Retry.NEVER)
+            return super().take()
+
+    monkeypatch.setattr(apply_worker, "SlotStream", Failing)
+    with caplog.at_level(logging.WARNING), running(shop) as run:
+        run.wait_states("ready", 2)
+        shop.execute("update orders set counter = 2")
+        run.wait_caught_up()
+        run.assert_equal("orders", "items")
+    assert caplog.text.count("cache lookup failed") == 2
+
+
+@pytest.mark.parametrize(
+    ("row_filter", "sqlstate", "attempts"),
+    [("to_tsvector(n::oid::regconfig, 'a') is not null", "XX000", 5), ("100 / n > 0", "22012", 0)],
+)
+def test_a_row_filter_that_fails_in_the_server_ends_the_run_with_a_hint(
+    shop: Database, caplog: pytest.LogCaptureFixture, row_filter: str, sqlstate: str, attempts: int
+) -> None:
+    """An internal error might pass with a new session; this one does not."""
+    shop.execute("create table filtered(id int primary key, n int)")
+    shop.execute("alter table filtered replica identity full")
+    shop.execute(f"alter publication shop add table filtered where ({row_filter})")
+    with caplog.at_level(logging.WARNING), running(shop) as run:
+        run.wait_states("ready", 3)
+        shop.execute("insert into filtered values (1, 0)")
+        with pytest.raises(ServerError) as failure:
+            assert run.pipeline.wait(60)
+    assert failure.value.sqlstate == sqlstate
+    assert "row filter of the publication" in failure.value.hint
+    assert caplog.text.count("following the slot again") == attempts
 
 
 @pytest.mark.invariant(15)

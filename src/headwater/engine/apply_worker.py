@@ -25,7 +25,7 @@ from headwater.engine.ownership import ApplyOwnership, TextNeeded
 from headwater.engine.retry import WORLD, Backoff, is_worth_retrying, raise_if_not_the_tables_own
 from headwater.engine.run import Run
 from headwater.engine.slot_stream import SlotStream, StreamOptions
-from headwater.errors import HeadwaterError, Retry, ShutdownRequested, SlotError, ValueOutOfRange
+from headwater.errors import HeadwaterError, Retry, ServerError, ShutdownRequested, SlotError, ValueOutOfRange
 from headwater.events import EventBatch
 from headwater.lsn import ZERO, EndLsn
 from headwater.schema.table import TableId
@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.25
 _EPOCH_2000_SECONDS = 946_684_800
+_INTERNAL = "XX"
+_INTERNAL_ERRORS = 5
 
 
 @dataclass(slots=True)
@@ -73,6 +75,8 @@ class ApplyWorker:
         self._write_backoff = Backoff(0.5)
         self._filling_since: float | None = None
         self._asked_at = 0.0
+        self._internal_errors = 0
+        """Without progress in between."""
         self._pause = HandOffPause(run.board, run.progress)
 
     def wake(self) -> None:
@@ -112,7 +116,7 @@ class ApplyWorker:
         except ShutdownRequested:
             raise
         except HeadwaterError as error:
-            if not is_worth_retrying(error):
+            if not (is_worth_retrying(error) or self._is_internal(error)):
                 raise
             # Always with a new connection: whatever was sealed and not handed on comes again.
             self._wait_and_reconnect(error)
@@ -173,6 +177,13 @@ class ApplyWorker:
         if self._stream is not None:
             stream, self._stream = self._stream, None
             stream.close()
+
+    def _is_internal(self, error: HeadwaterError) -> bool:
+        """An internal error of the server's decoding may be gone with a new session, or come for ever: tried a few times."""
+        if not isinstance(error, ServerError) or not error.sqlstate.startswith(_INTERNAL):
+            return False
+        self._internal_errors += 1
+        return self._internal_errors <= _INTERNAL_ERRORS
 
     def _settle_and_reconnect(self) -> None:
         """Let the batch under way end, then follow the slot again from what is confirmed."""
@@ -343,6 +354,7 @@ class ApplyWorker:
         if position > self._confirmed:
             self._follow_timeline()
             self._confirmed = position
+            self._internal_errors = 0
             if self._stream is not None:
                 self._stream.confirm(position)
         received = self._decoder.received_position.value

@@ -7,8 +7,6 @@ secrets.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from headwater.errors import (
     AuthenticationError,
     ConnectError,
@@ -214,24 +212,32 @@ def _other(fields: ErrorFields) -> ServerError:
         fields.message,
         sqlstate=fields.sqlstate,
         detail=f"{fields.severity} {fields.sqlstate}" + (f": {fields.detail}" if fields.detail else ""),
-        hint=fields.hint or _HINTS.get(fields.sqlstate, _look_in_log)(fields),
+        hint=fields.hint or _hint(fields),
         retry=Retry.TIMED if fields.sqlstate[:2] in _TIMED_CLASSES else Retry.NEVER,
     )
 
 
-def _look_in_log(fields: ErrorFields) -> str:
-    return f"Look for SQLSTATE {fields.sqlstate} in the server's log, which also has the statement."
+def _hint(fields: ErrorFields) -> str:
+    match fields.sqlstate:
+        case "57014":
+            return "Somebody cancelled the statement, or a timeout did; run it again."
+        case "42704":
+            return "Create the object that is named, or correct the name; publications are listed in pg_publication."
+        case state if state.startswith("22"):
+            return f"{_look_in_log(state)} {_ROW_FILTER}"
+        case state if state.startswith("XX"):
+            return f"An internal error of the server: a newer minor version may mend it. {_look_in_log(state)} {_ROW_FILTER}"
+    return _look_in_log(fields.sqlstate)
 
 
-def _canceled(fields: ErrorFields) -> str:
-    return "Somebody cancelled the statement, or a timeout did; run it again."
+_ROW_FILTER = (
+    "If it comes with every start, a row filter of the publication fails for a row: mend the filter, and, because changes are "
+    "decoded with the filter as it was then, have the slot made anew and all tables copied again."
+)
 
 
-def _missing_object(fields: ErrorFields) -> str:
-    return "Create the object that is named, or correct the name; publications are listed in pg_publication."
-
-
-_HINTS: dict[str, Callable[[ErrorFields], str]] = {"57014": _canceled, "42704": _missing_object}
+def _look_in_log(sqlstate: str) -> str:
+    return f"Look for SQLSTATE {sqlstate} in the server's log, which also has the statement."
 
 
 def _words(fields: ErrorFields) -> str:
