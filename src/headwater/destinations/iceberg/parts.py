@@ -36,18 +36,19 @@ def net_in_parts(
     if len(run) <= PART_CHANGES:
         return net(run)
     deletes, upserts = [], []
-    for part in by_key(run, key, -(-len(run) // PART_CHANGES)):
+    for part in by_key(run, key, PART_CHANGES):
         found = net(part)
         assert found.pending is None
         deletes.append(spool.table(found.deletes))
         upserts.append(spool.table(found.upserts))
-    # What netting needed was large, and an allocator would keep it for the next time.
-    pa.default_memory_pool().release_unused()
+        del part, found
+        # What netting needed was large, and an allocator would keep it for the next time.
+        pa.default_memory_pool().release_unused()
     return NetChanges(pa.concat_tables(deletes), pa.concat_tables(upserts))
 
 
-def by_key(run: ChangeRun, key: tuple[str, ...], count: int) -> Iterator[ChangeRun]:
-    """The run in so many parts, each with all changes of its keys, in order; or as it is, if it cannot be taken apart."""
+def by_key(run: ChangeRun, key: tuple[str, ...], size: int) -> Iterator[ChangeRun]:
+    """The run in parts of about that size, each with all changes of its keys, in order; or as it is, if that cannot be."""
     new = _hashes(run.new, key)
     old = new if run.old is None else _hashes(run.old, key)
     # Equal hashes of two keys are equal parts: then netting sees the move itself.
@@ -56,21 +57,28 @@ def by_key(run: ChangeRun, key: tuple[str, ...], count: int) -> Iterator[ChangeR
     if any(name in run.unchanged for name in key) or any(flags[moved].any() for flags in run.unchanged.values()):
         yield run
         return
-    goes_to, left = np.where(run.op == DELETE, _parts(old, count), _parts(new, count)), _parts(old, count)
+    # A move is two changes.
+    count = -(-(len(run) + int(np.count_nonzero(moved))) // size)
+    goes_to, left = _parts(new, count), _parts(old, count)
+    del new, old
+    goes_to = np.where(run.op == DELETE, left, goes_to)
     for number in range(count):
         goes = goes_to == number
-        leaves = moved & (left == number)
-        yield _with_moves(run, goes, leaves, moved) if moved.any() else run.filter(goes)
+        yield _with_moves(run, key, goes, moved & (left == number), moved) if moved.any() else run.filter(goes)
 
 
-def _with_moves(run: ChangeRun, goes: Flags, leaves: Flags, moved: Flags) -> ChangeRun:
+def _with_moves(run: ChangeRun, key: tuple[str, ...], goes: Flags, leaves: Flags, moved: Flags) -> ChangeRun:
     """Changes that stay as they are, and of those that moved a row what concerns the one key or the other."""
     index = np.concatenate([np.flatnonzero(leaves), np.flatnonzero(goes)])
     is_leaving = np.arange(len(index)) < np.count_nonzero(leaves)
     order = np.argsort(index, kind="stable")  # of one change, the delete first
     index, is_leaving = index[order], is_leaving[order]
     is_coming = moved[index] & ~is_leaving
-    rows = pa.array(index)
+    old_kind = np.where(is_coming, NO_OLD, run.old_kind[index]).astype(np.uint8)
+    # Values that nobody looks at are not carried along: those of a row that leaves, and old ones beside the key.
+    rows, old_rows = pa.array(index, mask=is_leaving), pa.array(index, mask=old_kind == NO_OLD)
+    assert run.old is not None, "nothing moves without an old key"
+    old = run.old if run.unchanged else run.old.select(key)
     return replace(
         run,
         op=np.where(is_leaving, DELETE, np.where(is_coming, INSERT, run.op[index])).astype(np.uint8),
@@ -79,8 +87,8 @@ def _with_moves(run: ChangeRun, goes: Flags, leaves: Flags, moved: Flags) -> Cha
         transaction=run.transaction[index],
         position=run.position[index],
         new=run.new.take(rows),
-        old_kind=np.where(is_coming, NO_OLD, run.old_kind[index]).astype(np.uint8),
-        old=None if run.old is None else run.old.take(rows),
+        old_kind=old_kind,
+        old=old.take(old_rows),
         unchanged={name: flags[index] & ~is_leaving for name, flags in run.unchanged.items()},
     )
 
@@ -101,7 +109,8 @@ def delta_in_parts(run: ChangeRun, spool: Spool) -> NetDelta:
         added.append(spool.table(found.added))
         removed.append(spool.table(found.removed))
         counts.append(found.removed_count)
-    pa.default_memory_pool().release_unused()
+        del found
+        pa.default_memory_pool().release_unused()
     return NetDelta(pa.concat_tables(added), pa.concat_tables(removed), np.concatenate(counts))
 
 
