@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.engine import apply_worker
+from headwater.engine import apply_slot
 from headwater.engine.slot_stream import SlotStream
 from headwater.errors import HeadwaterError, Retry, ServerError
 from headwater.source.slots import apply_slot_name
@@ -78,7 +78,7 @@ def test_an_internal_error_of_the_server_that_passes_is_waited_out(
                 raise ServerError("cache lookup failed", sqlstate="XX000", retry=Retry.NEVER)
             return super().take()
 
-    monkeypatch.setattr(apply_worker, "SlotStream", Failing)
+    monkeypatch.setattr(apply_slot, "SlotStream", Failing)
     with caplog.at_level(logging.WARNING), running(shop) as run:
         run.wait_states("ready", 2)
         shop.execute("update orders set counter = 2")

@@ -15,7 +15,7 @@ from headwater.config import BatchConfig, MemoryBackpressureConfig
 from headwater.contracts.results import WriteEventsResult
 from headwater.contracts.stores import APPLY
 from headwater.destinations.memory import MemoryDestination
-from headwater.engine import apply_worker
+from headwater.engine import apply_slot
 from headwater.engine.memory import memory_now
 from headwater.engine.pipeline import Pipeline
 from headwater.engine.slot_stream import SlotStream
@@ -247,7 +247,7 @@ class WatchedStream(SlotStream):
 def test_short_memory_pauses_reading_while_a_batch_is_written_and_never_for_good(
     shop: Database, decoding_memory: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(apply_worker, "SlotStream", WatchedStream)
+    monkeypatch.setattr(apply_slot, "SlotStream", WatchedStream)
     shop.execute(f"alter system set logical_decoding_work_mem = '{decoding_memory}'")
     shop.execute("select pg_reload_conf()")
     # Always short: nothing but the rule itself keeps the pipeline going.

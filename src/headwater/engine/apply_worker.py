@@ -11,30 +11,25 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from headwater.contracts.results import PendingResult, WriteEventsResult
 from headwater.contracts.stores import APPLY
+from headwater.engine.apply_slot import ApplySlot
 from headwater.engine.bell import Bell
 from headwater.engine.board import Board
 from headwater.engine.calls import call
 from headwater.engine.hand_off_pause import HandOffPause
-from headwater.engine.lineage import StandbyTimeline, record_lineage, slot_position, slot_verdict
 from headwater.engine.ownership import ApplyOwnership, TextNeeded
 from headwater.engine.retry import WORLD, Backoff, is_worth_retrying, raise_if_not_the_tables_own
 from headwater.engine.run import Run
-from headwater.engine.slot_stream import SlotStream, StreamOptions
-from headwater.errors import HeadwaterError, Retry, ServerError, ShutdownRequested, SlotError, ValueOutOfRange
+from headwater.engine.slot_stream import SlotStream
+from headwater.errors import HeadwaterError, Retry, ServerError, ShutdownRequested, ValueOutOfRange
 from headwater.events import EventBatch
 from headwater.lsn import ZERO, EndLsn
 from headwater.schema.table import TableId
-from headwater.source.session import connect
-from headwater.source.slot_errors import ahead_of_server, standby_behind
-from headwater.source.slots import apply_slot_name
-from headwater.source.timeline import server_history
 from headwater.states import INIT, READY, Actor, Phase, TableState, catchup
-from headwater.wire.connection import WireConnection
 
 log = logging.getLogger(__name__)
 
@@ -59,15 +54,11 @@ class ApplyWorker:
     def __init__(self, run: Run, start: EndLsn) -> None:
         self._run_ = run
         self._bell = Bell()
-        self._slot = apply_slot_name(run.config.id)
+        self._slot = ApplySlot(run, start, self._bell)
         self._ownership = ApplyOwnership(run)
         self._position = start
         """Everything before it was handed to the destination or concerns nobody."""
-        self._confirmed = start
         self._recorded = ZERO
-        self._settings = replace(run.settings, application_name=self._slot)
-        self._lineage = run.store.get_lineage()
-        self._standby = StandbyTimeline(run) if run.server.in_recovery else None
         self._stream: SlotStream | None = None
         self._decoder = run.decoder()
         self._write: _Write | None = None
@@ -93,8 +84,7 @@ class ApplyWorker:
             pass
         finally:
             self._disconnect()
-            if self._standby is not None:
-                self._standby.close()
+            self._slot.close()
 
     def _step(self) -> None:
         try:
@@ -124,54 +114,13 @@ class ApplyWorker:
     # Connection
 
     def _connect(self) -> None:
-        run = self._run_
-        connection = WireConnection.connect(self._settings, replication=True)
-        try:
-            self._check_lineage(connection)
-            options = replace(
-                run.stream_options(self._ownership.binary), messages=run.config.heartbeat_interval_ms is not None
-            )
-            self._stream = self._start_stream(connection, options)
-        except BaseException:
-            connection.close()
-            raise
+        self._stream = self._slot.open(binary=self._ownership.binary)
         # A new connection sends again whatever was not confirmed; what we held of it is dropped with the decoder.
-        self._decoder = run.decoder()
-        self._position = self._confirmed
+        self._decoder = self._run_.decoder()
+        self._position = self._slot.confirmed
         self._filling_since = None
         self._backoff.reset()
-        run.progress.waiting(None)
-
-    def _check_lineage(self, connection: WireConnection) -> None:
-        """A server that is another one, or behind us, would skip what it commits up to our position (invariant 10)."""
-        history = server_history(connection)
-        if history.lineage == self._lineage:
-            if history.flushed >= self._confirmed:
-                return
-            behind = ahead_of_server if self._standby is None else standby_behind
-            raise behind(self._slot, self._confirmed, history.flushed)
-        with connect(self._run_.settings) as admin:
-            if self._lineage is not None:
-                # First of all: what is handed over after the verdict has seen the states is to be of the new timeline.
-                self._run_.board.timeline = history.timeline
-                slot_verdict(self._run_, admin, history)
-                # What we confirmed beyond what is on record held nothing for us, and may not be there on a new timeline.
-                self._confirmed = slot_position(self._run_, admin)
-            record_lineage(self._run_, history)
-        self._lineage = history.lineage
-
-    def _start_stream(self, connection: WireConnection, options: StreamOptions) -> SlotStream:
-        try:
-            return SlotStream(connection, self._slot, self._confirmed, options, self._bell)
-        except SlotError as error:
-            if error.retry is not Retry.TIMED:
-                self._raise_why()
-            raise
-
-    def _raise_why(self) -> None:
-        """The slot was lost while we were away: say in which of its ways, if the server tells."""
-        with WireConnection.connect(self._settings, replication=True) as other, connect(self._run_.settings) as admin:
-            slot_verdict(self._run_, admin, server_history(other))
+        self._run_.progress.waiting(None)
 
     def _disconnect(self) -> None:
         if self._stream is not None:
@@ -331,7 +280,7 @@ class ApplyWorker:
 
     def _record(self, position: EndLsn) -> None:
         def upsert() -> None:
-            self._follow_timeline()
+            self._slot.follow_timeline()
             self._run_.store.upsert_replication_progress(APPLY, position)
 
         self._until_recorded("progress", upsert)
@@ -351,18 +300,14 @@ class ApplyWorker:
                 self._run_.pause(seconds)
 
     def _confirm(self, position: EndLsn) -> None:
-        if position > self._confirmed:
-            self._follow_timeline()
-            self._confirmed = position
+        if position > self._slot.confirmed:
+            self._slot.follow_timeline()
+            self._slot.confirmed = position
             self._internal_errors = 0
             if self._stream is not None:
                 self._stream.confirm(position)
         received = self._decoder.received_position.value
-        self._run_.progress.position(received, self._confirmed.value, max(received, self._confirmed.value))
-
-    def _follow_timeline(self) -> None:
-        if self._standby is not None:
-            self._standby.follow()
+        self._run_.progress.position(received, self._slot.confirmed.value, max(received, self._slot.confirmed.value))
 
     def _confirm_idle(self) -> None:
         if self._write is not None or self._stream is None or not self._stream.dry:
@@ -392,12 +337,12 @@ class ApplyWorker:
 
     def _take_over_decided(self, board: Board) -> None:
         handed = board.in_phase(Phase.SYNC_DONE)
-        reached = {table: state for table, state in handed.items() if self._confirmed >= (state.lsn or ZERO)}
+        reached = {table: state for table, state in handed.items() if self._slot.confirmed >= (state.lsn or ZERO)}
         if reached:
             # Ready forgets where the table was handed over. An idle position is confirmed without being recorded, and
             # the server may not keep it: without a record the next run could begin before the hand-off.
             if any(self._recorded < (state.lsn or ZERO) for state in reached.values()):
-                self._record(self._confirmed)
+                self._record(self._slot.confirmed)
             self._move_all(dict.fromkeys(reached, READY), only_from=reached)
             for table in reached:
                 board.succeeded(table)
@@ -417,7 +362,7 @@ class ApplyWorker:
         with suppress(ShutdownRequested, TextNeeded):
             self._await_write()
             # A batch that failed and was to be tried again after a pause: nothing behind it may be recorded.
-            if self._position > self._confirmed or self._run_.board.in_phase(Phase.CATCHUP):
+            if self._position > self._slot.confirmed or self._run_.board.in_phase(Phase.CATCHUP):
                 return
             batch = self._cut()
             if batch is not None and batch.tables:
