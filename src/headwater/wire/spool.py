@@ -6,6 +6,7 @@ are open, so nothing is left behind, whatever ends the process; what is mapped f
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import tempfile
@@ -84,6 +85,17 @@ class Spool:
         np.concatenate(arrays, out=whole)
         buffer.let_go()
         return whole
+
+
+def release_free_memory() -> None:
+    """After something large: allocators keep what was freed for the next time, and the system counts it as ours."""
+    pa.default_memory_pool().release_unused()
+    if _malloc_trim is not None:
+        _malloc_trim(0)
+
+
+# Only glibc has it.
+_malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
 class MemoryBudget:

@@ -21,7 +21,7 @@ from numba import njit
 from headwater.destinations.iceberg.delta import NetDelta, net_delta, net_rows
 from headwater.destinations.iceberg.net import NetChanges, fill_from_old
 from headwater.events import DELETE, INSERT, NO_OLD, UPDATE, ChangeRun
-from headwater.wire.spool import Spool
+from headwater.wire.spool import Spool, release_free_memory
 
 PART_CHANGES = 500_000
 _MIX = np.uint64(0x9E3779B97F4A7C15)
@@ -42,8 +42,7 @@ def net_in_parts(
         deletes.append(spool.table(found.deletes))
         upserts.append(spool.table(found.upserts))
         del part, found
-        # What netting needed was large, and an allocator would keep it for the next time.
-        pa.default_memory_pool().release_unused()
+        release_free_memory()
     return NetChanges(pa.concat_tables(deletes), pa.concat_tables(upserts))
 
 
@@ -99,18 +98,18 @@ def delta_in_parts(run: ChangeRun, spool: Spool) -> NetDelta:
         return net_delta(run)
     run = _filled_on_disk(run, spool)
     assert run.old is not None
-    count = -(-len(run) // PART_CHANGES)
+    has_new, has_old = run.op != DELETE, run.old_kind != NO_OLD
+    count = -(-int(np.count_nonzero(has_new) + np.count_nonzero(has_old)) // PART_CHANGES)
     new, old = (_parts(_hashes(rows, rows.column_names), count) for rows in (run.new, run.old))
     added, removed, counts = [], [], []
     for number in range(count):
-        comes = np.flatnonzero((run.op != DELETE) & (new == number))
-        goes = np.flatnonzero((run.old_kind != NO_OLD) & (old == number))
+        comes, goes = np.flatnonzero(has_new & (new == number)), np.flatnonzero(has_old & (old == number))
         found = net_rows(run.new.take(pa.array(comes)), run.old.take(pa.array(goes)))
         added.append(spool.table(found.added))
         removed.append(spool.table(found.removed))
         counts.append(found.removed_count)
         del found
-        pa.default_memory_pool().release_unused()
+        release_free_memory()
     return NetDelta(pa.concat_tables(added), pa.concat_tables(removed), np.concatenate(counts))
 
 
