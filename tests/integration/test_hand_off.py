@@ -22,6 +22,7 @@ from headwater.schema.table import TableId
 from headwater.source.slots import apply_slot_name, sync_slot_name
 from headwater.store.memory import MemoryStore
 from headwater.testing.compare import flush_position
+from headwater.testing.postgres import PostgresServer
 from headwater.wire.chunks import Chunk
 from headwater.wire.connection import WireConnection
 from headwater.wire.settings import ConnectSettings
@@ -60,6 +61,10 @@ class Doors(MirrorDestination):
 @pytest.fixture
 def first(database: Database) -> None:
     """A table that is followed before others come."""
+    make_first(database)
+
+
+def make_first(database: Database) -> None:
     for name in ("first", "second"):
         database.execute(f"create table {name}(id int primary key, counter int not null)")
     database.execute("create publication shop for table first")
@@ -271,6 +276,32 @@ def test_a_slot_that_a_lost_session_still_holds_is_no_error_of_the_table(databas
         run.wait_states("ready", 2)
         run.wait_caught_up()
         run.assert_equal("first", "second")
+
+
+def test_a_worker_that_waits_for_an_answer_does_not_keep_the_server_from_stopping() -> None:
+    """A server stops when all it has sent is confirmed, the apply worker answers only with a server, and we confirm only then."""
+    doors = Doors("first")
+    with PostgresServer.start() as server:
+        with server.connect() as connection:
+            database = Database(server, "postgres", connection)
+            make_first(database)
+            with running(database, doors) as run:
+                run.wait_states("ready", 1)
+                doors.after_copy = lambda rows: database.execute(
+                    "insert into second select i, 1 from generate_series(100, 30000) i"
+                )
+                until_asked(database, run, doors)
+                end_session(database, run, apply_slot_name(1))
+                server.stop()
+                doors.after_copy = lambda rows: None
+                server.restart()
+                doors.let_through("first", 100)
+                run.wait_states("ready", 2)
+                with server.connect() as again:
+                    run.database = Database(server, "postgres", again)
+                    run.wait_caught_up()
+                    run.assert_equal("first", "second")
+        assert doors.copies == ["first", "second"]
 
 
 class Unreachable:

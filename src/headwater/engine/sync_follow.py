@@ -62,6 +62,8 @@ class SyncFollow:
         self._backoff = Backoff(0.5)
         self._position = slot.start
         """Everything before it was written, or waits in `_unwritten`."""
+        self._written = slot.start
+        """Up to here something was written. After a lost connection our position may lie before it."""
         self._unwritten: EventBatch | None = None
         """What nobody stands still for, while somebody does."""
         self._asked: set[TableId] = set()
@@ -152,9 +154,11 @@ class SyncFollow:
 
     def _hand_over(self) -> None:
         """Bring those that were asked for up to where the apply worker is. One record: it stands still until then."""
-        target = self._asked_for()
-        if target is None:
+        asked = self._asked_for()
+        if asked is None:
             return
+        # What was written here comes from nobody else.
+        target = max(asked, self._written)
         if self._position < target and not self._seal_until(target):
             if target != self._replied_for:
                 # Everybody waits for us: without traffic the server says how far it is only when asked.
@@ -203,6 +207,10 @@ class SyncFollow:
             before, self._distance = self._distance, self._stream.server_position().value - self._position.value
             if self._distance < _CLOSE_BYTES or (gaining and self._distance > before * _STILL_GAINING):
                 self._ask()
+        elif self._asked and self._asked_for() is None:
+            # A server that stops waits for us to confirm, we for an answer, and the apply worker perhaps for the server: ordinary
+            # sessions end first, and this one tells.
+            self._stream.server_position()
         self._stream.request_reply()
 
     def _ask(self) -> None:
@@ -256,6 +264,7 @@ class SyncFollow:
         if others.tables:
             self._unwritten = others
         self._write.persist(batch.without(others.tables.keys()))
+        self._written = max(self._written, batch.end_lsn)
 
     def _confirm(self) -> None:
         if self._unwritten is None:
