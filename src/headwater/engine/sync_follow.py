@@ -249,7 +249,7 @@ class SyncFollow:
         return True
 
     def _put_off(self, batch: EventBatch) -> None:
-        if batch.size_bytes > self._run.config.batch.max_bytes:
+        if max(batch.size_bytes, self._unwritten_bytes) > self._run.config.batch.max_bytes:
             # A giant lies on disk: to be put together with others it would come into memory.
             self._write_out(self._ids())
         self._unwritten = batch if self._unwritten is None else self._unwritten.then(batch)
