@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
 from headwater.config import BatchConfig
 from headwater.contracts.results import WriteEventsResult
 from headwater.contracts.stores import APPLY, WorkerType
-from headwater.engine import slot_stream, sync_stream, table_sync
+from headwater.engine import slot_stream, sync_follow, sync_stream, table_sync
+from headwater.engine.retry import Backoff
+from headwater.engine.slot_stream import StreamOptions
 from headwater.engine.sync_follow import SyncFollow
-from headwater.errors import ConnectError, StoreUnavailable
-from headwater.events import EventBatch
-from headwater.lsn import EndLsn
+from headwater.errors import ConnectError, ConnectionLost, StoreUnavailable
+from headwater.events import EventBatch, TableRows
+from headwater.lsn import ZERO, EndLsn
 from headwater.schema.table import TableId
 from headwater.source.slots import apply_slot_name, sync_slot_name
 from headwater.store.memory import MemoryStore
 from headwater.testing.compare import flush_position
+from headwater.testing.postgres import PostgresServer
+from headwater.wire.chunks import Chunk
+from headwater.wire.connection import WireConnection
 from headwater.wire.settings import ConnectSettings
 from tests.conftest import Database
 from tests.integration.mirror import MirrorDestination, Running, running
@@ -55,6 +61,10 @@ class Doors(MirrorDestination):
 @pytest.fixture
 def first(database: Database) -> None:
     """A table that is followed before others come."""
+    make_first(database)
+
+
+def make_first(database: Database) -> None:
     for name in ("first", "second"):
         database.execute(f"create table {name}(id int primary key, counter int not null)")
     database.execute("create publication shop for table first")
@@ -201,6 +211,99 @@ def test_a_worker_that_cannot_connect_again_does_not_hold_the_others_up_for_ever
         run.assert_equal("first", "second")
 
 
+@pytest.mark.usefixtures("first")
+def test_a_connection_that_breaks_again_and_again_does_not_hold_the_others_up_for_ever(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    doors = Doors("first")
+    with running(database, doors) as run:
+        until_asked(database, run, doors)
+        with monkeypatch.context() as patched:
+            patched.setattr(sync_stream, "SlotStream", Breaking)
+            end_session(database, run, second_slot(database))
+            doors.let_through("first", 100)
+            run.wait_for(lambda: run.states()["public.second"] == "init")
+            database.execute("insert into first values (3, 1)")
+            run.wait_for(lambda: 3 in doors.tables["first"])
+        run.wait_states("ready", 2)
+        run.wait_caught_up()
+        run.assert_equal("first", "second")
+
+
+class Breaking(slot_stream.SlotStream):
+    """Is made, and breaks before anything has come."""
+
+    looks = 0
+
+    def take(self) -> list[Chunk]:
+        self.looks += 1
+        if self.looks > 1:
+            raise ConnectionLost("broken", hint="Wait.")
+        return []
+
+
+@pytest.mark.usefixtures("first")
+def test_a_worker_that_waits_to_connect_again_connects_as_soon_as_it_is_waited_for(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The server was away for long: the next attempt lies far ahead.
+    monkeypatch.setattr(sync_follow, "Backoff", lambda first: Backoff(600.0, 600.0))
+    doors = Doors("first")
+    with running(database, doors) as run:
+        until_asked(database, run, doors)
+        end_session(database, run, second_slot(database))
+        doors.let_through("first", 100)
+        run.wait_states("ready", 2)
+        run.wait_caught_up()
+        run.assert_equal("first", "second")
+        assert doors.copies == ["first", "second"]
+
+
+@pytest.mark.usefixtures("first")
+def test_a_slot_that_a_lost_session_still_holds_is_no_error_of_the_table(database: Database) -> None:
+    doors = Doors("first")
+    with running(database, doors) as run:
+        until_asked(database, run, doors)
+        slot = second_slot(database)
+        settings = replace(database.settings, application_name=slot)
+        with WireConnection.connect(settings, replication=True) as stale:
+            end_session(database, run, slot)
+            options = StreamOptions("shop", True, 10.0).for_server()
+            stale.start_replication(slot, ZERO, options, status_interval_seconds=10.0)
+            doors.let_through("first", 100)
+            run.wait_for(lambda: run.states()["public.second"] in ("init", "errored"))
+            assert run.states()["public.second"] == "init"
+        run.wait_states("ready", 2)
+        run.wait_caught_up()
+        run.assert_equal("first", "second")
+
+
+def test_a_worker_that_waits_for_an_answer_does_not_keep_the_server_from_stopping() -> None:
+    """A server stops when all it has sent is confirmed, the apply worker answers only with a server, and we confirm only then."""
+    doors = Doors("first")
+    with PostgresServer.start() as server:
+        with server.connect() as connection:
+            database = Database(server, "postgres", connection)
+            make_first(database)
+            with running(database, doors) as run:
+                run.wait_states("ready", 1)
+                doors.after_copy = lambda rows: database.execute(
+                    "insert into second select i, 1 from generate_series(100, 30000) i"
+                )
+                until_asked(database, run, doors)
+                end_session(database, run, apply_slot_name(1))
+                server.stop()
+                doors.after_copy = lambda rows: None
+                server.restart()
+                doors.let_through("first", 100)
+                run.wait_states("ready", 2)
+                with server.connect() as again:
+                    run.database = Database(server, "postgres", again)
+                    run.wait_caught_up()
+                    run.assert_equal("first", "second")
+        assert doors.copies == ["first", "second"]
+
+
 class Unreachable:
     @staticmethod
     def connect(settings: ConnectSettings, **options: object) -> None:
@@ -228,6 +331,54 @@ def test_busy_tables_of_a_group_are_handed_over_a_few_at_a_time_and_end_equal(da
         again.wait_caught_up()
         again.assert_equal(*names)
         assert sorted(gate.copies) == names
+
+
+@pytest.mark.usefixtures("first")
+def test_a_table_that_leaves_while_its_changes_are_put_off_keeps_nobody_back(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sync_follow, "_PUT_OFF_BYTES", 64 << 10)
+    note = "(select string_agg(md5(i * j || ''), '') from generate_series(1, 50) j)"
+    names = ("busy", "gone", "later")
+    for name in (*names, "rest"):
+        database.execute(f"create table {name}(id int primary key, note text)")
+
+    def sent() -> bool:
+        query = "select sent_lsn - '0/0'::pg_lsn >= %s from pg_stat_replication where application_name = %s"
+        return bool(database.value(query, [position, apply_slot_name(1)]))
+
+    def fall_behind(rows: TableRows) -> None:
+        doors.after_copy = lambda rows: None
+        with database.connection.transaction():
+            for name in names:
+                database.execute(f"insert into {name} select i, {note} from generate_series(1, 700) i")
+
+    doors = Doors("first")
+    with running(database, doors) as run:
+        run.wait_states("ready", 1)
+        database.execute("insert into first values (1, 1)")
+        doors.wait_begun("first")
+        doors.after_copy = fall_behind
+        database.execute("alter publication shop add table busy, gone, later, rest")
+        run.wait_for(lambda: run.states().get("public.rest") == "sync_wait")
+        for name in names:
+            database.execute(f"insert into {name} values (0, '')")
+        database.execute("insert into first values (2, 1)")
+        position = flush_position(database.connection)
+        run.wait_for(sent)
+        doors.let_through("first")
+        doors.wait_begun("first")
+        run.wait_for(lambda: run.states()["public.busy"] == "sync_wait")
+        database.execute("alter publication shop drop table gone")
+        run.wait_for(lambda: "public.gone" not in run.states())
+        database.execute(f"insert into later select i, {note} from generate_series(701, 800) i")
+        database.execute("insert into first values (3, 1)")
+        position = flush_position(database.connection)
+        run.wait_for(sent)
+        doors.let_through("first", 100)
+        run.wait_states("ready", 4)
+        run.wait_caught_up()
+        run.assert_equal("first", "busy", "later", "rest")
 
 
 class WatchedFollow(SyncFollow):

@@ -86,6 +86,10 @@ class Sync:
     tables: set[TableId]
     start: EndLsn = ZERO
     position: EndLsn = ZERO
+    confirmed: EndLsn = ZERO
+    """From here its slot sends again when its connection is lost."""
+    written: EndLsn = ZERO
+    """Something of a table was written up to here."""
     asked: set[TableId] = field(default_factory=set)
     """Those that are being handed over; what comes for the others meanwhile is put off."""
     unwritten: dict[TableId, list[Transaction]] = field(default_factory=dict)
@@ -110,6 +114,7 @@ class Rules:
     confirms_idle_with_changes_waiting = False
     writes_what_was_put_off = True
     lets_go_of_what_was_handed_over = True
+    confirms_with_changes_put_off = False
 
     def owns(self, commit: CommitLsn, from_lsn: EndLsn) -> bool:
         return commit.at_or_past(from_lsn)
@@ -118,7 +123,7 @@ class Rules:
         return world.position
 
     def may_finish(self, sync: Sync, asked: EndLsn) -> bool:
-        return sync.position >= asked
+        return sync.position >= max(asked, sync.written)
 
     def done_at(self, sync: Sync, asked: EndLsn) -> EndLsn:
         return sync.position
@@ -137,6 +142,7 @@ class World:
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
         self.crashed = False
+        """Or anything else after which changes are delivered again."""
         self.wal = 100
         self.log: list[Transaction] = []
         self.copies: dict[TableId, Copy] = {}
@@ -278,7 +284,7 @@ class World:
         sync = self.syncs.get(TABLES[n % 3])
         if sync is None or sync.start != ZERO:
             return
-        sync.start = sync.position = EndLsn(self.wal)
+        sync.start = sync.position = sync.confirmed = EndLsn(self.wal)
         for table in sync.tables:
             rows = {change for tx in self.log for change in tx.changes(table)}
             self.copies[table] = Copy(sync.start, rows, (sync.start.value, -1))
@@ -295,18 +301,35 @@ class World:
             sync.unwritten.setdefault(table, []).extend(taken)
         sync.position = max(sync.position, taken[-1].end if taken else EndLsn(self.wal))
         self._write_out(sync, sync.asked or sync.tables)
+        self._sync_confirm(sync)
+
+    def _sync_confirm(self, sync: Sync) -> None:
+        for table in sync.unwritten.keys() - sync.tables:
+            del sync.unwritten[table]
+        if not any(sync.unwritten.values()) or self.rules.confirms_with_changes_put_off:
+            sync.confirmed = sync.position
+
+    def sync_reconnect(self, n: int) -> None:
+        """The connection was lost: what was not confirmed comes again, also what some of its tables have written."""
+        sync = self.syncs.get(TABLES[n % 3])
+        if sync is None or sync.start == ZERO:
+            return
+        self.crashed = True
+        sync.position = sync.confirmed
+        sync.unwritten.clear()
 
     def _write_out(self, sync: Sync, tables: set[TableId]) -> None:
         for table in tables:
             for tx in sync.unwritten.pop(table, []):
                 self.copies[table].write(tx.changes(table), Actor.TABLE_SYNC)
+                sync.written = max(sync.written, tx.end)
 
     def sync_ask(self, n: int) -> None:
         """For one of its tables, for some, or for all, whether everything of theirs is written or not."""
         sync = self.syncs.get(TABLES[n % 3])
         if sync is None or sync.start == ZERO or sync.asked:
             return
-        sync.asked = some_tables(n) & sync.tables
+        sync.asked = {table for table in some_tables(n) & sync.tables if self.syncs.get(table) is sync}
         for table in sync.asked:
             self.move(table, SYNC_WAIT, Actor.TABLE_SYNC)
 
@@ -320,6 +343,8 @@ class World:
                     self._write_out(sync, {table})
                 self.move(table, sync_done(self.rules.done_at(sync, state.lsn)), Actor.TABLE_SYNC)
                 self._let_go(table, sync)
+        if sync is not None:
+            self._sync_confirm(sync)
 
     def _let_go(self, table: TableId, sync: Sync) -> None:
         sync.asked.discard(table)
@@ -387,10 +412,13 @@ ACTIONS = (
     "sync_finish",
     "sync_fail",
     "retry_errored",
+    "sync_reconnect",
     *CRASHES,
 )
-TROUBLE = (*CRASHES, "sync_fail", "apply_reconnect", "retry_errored")
-WORK = tuple(name for name in ACTIONS if name not in (*CRASHES, "commit", "apply_reconnect", "sync_fail"))
+TROUBLE = (*CRASHES, "sync_fail", "sync_reconnect", "apply_reconnect", "retry_errored")
+WORK = tuple(
+    name for name in ACTIONS if name not in (*CRASHES, "commit", "apply_reconnect", "sync_reconnect", "sync_fail")
+)
 
 
 def settle(world: World) -> None:

@@ -43,6 +43,10 @@ class SchemaChangedMeanwhile(StartAgain):
     """The table's schema changed between its copy and its hand-off: the copy starts again at once."""
 
 
+class GaveUpMeanwhile(StartAgain):
+    """The slot could not be followed while the apply worker stood still: that is nobody's error, and the copy starts again."""
+
+
 class SyncFollow:
     """Used by the worker's thread, once. The slot's connection is this one's to close, through `close`."""
 
@@ -58,6 +62,8 @@ class SyncFollow:
         self._backoff = Backoff(0.5)
         self._position = slot.start
         """Everything before it was written, or waits in `_unwritten`."""
+        self._written = slot.start
+        """Up to here something was written. After a lost connection our position may lie before it."""
         self._unwritten: EventBatch | None = None
         """What nobody stands still for, while somebody does."""
         self._asked: set[TableId] = set()
@@ -91,7 +97,6 @@ class SyncFollow:
         else:
             moved = self._take_in()
         self._ask_if_close(gaining=moved)
-        self._backoff.reset()
 
     def _connect_again(self, error: HeadwaterError) -> None:
         """The copies are whole, and the slot keeps what follows them: a lost connection is no reason to begin anew.
@@ -100,10 +105,14 @@ class SyncFollow:
         """
         while True:
             if self._asked_for() is not None and self._backoff.attempts >= _ATTEMPTS_WHILE_OTHERS_WAIT:
-                raise error
+                raise GaveUpMeanwhile(
+                    f"the slot of the copy of {self._tables.what} could not be followed while all others waited for it",
+                    detail=error.message + (f": {error.detail}" if error.detail else ""),
+                    hint="Nothing is to be done: it is copied again soon.",
+                ) from error
             seconds = self._backoff.next_seconds()
             log.warning("%s: following its slot again in %.1f s: %s", self._tables.what, seconds, error)
-            self._run.pause(seconds)
+            self._pause(seconds)
             self._tables.end_stopped()
             try:
                 self._stream.connect_again()
@@ -115,6 +124,16 @@ class SyncFollow:
         self._unwritten = None
         self._position = self._stream.confirmed
         self._distance = math.inf
+
+    def _pause(self, seconds: float) -> None:
+        """Not for long while others wait: an answer that comes meanwhile ends it, and attempts are counted from then on."""
+        waited_for, until = self._asked_for() is not None, time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            self._bell.wait(min(left, _LOOK_SECONDS))
+            self._run.raise_if_stopped()
+            if not waited_for and self._asked_for() is not None:
+                self._backoff.reset()
+                return
 
     def _has_room(self) -> bool:
         """With a whole batch in our hands, only who stands still for us is a reason to read on.
@@ -135,9 +154,11 @@ class SyncFollow:
 
     def _hand_over(self) -> None:
         """Bring those that were asked for up to where the apply worker is. One record: it stands still until then."""
-        target = self._asked_for()
-        if target is None:
+        asked = self._asked_for()
+        if asked is None:
             return
+        # What was written here comes from nobody else.
+        target = max(asked, self._written)
         if self._position < target and not self._seal_until(target):
             if target != self._replied_for:
                 # Everybody waits for us: without traffic the server says how far it is only when asked.
@@ -154,6 +175,7 @@ class SyncFollow:
             self._tables.move(done, sync_done(self._position))
             for table in done:
                 self._tables.end(table)
+            self._backoff.reset()
         self._keep(self._ids())
         self._confirm()
 
@@ -185,6 +207,10 @@ class SyncFollow:
             before, self._distance = self._distance, self._stream.server_position().value - self._position.value
             if self._distance < _CLOSE_BYTES or (gaining and self._distance > before * _STILL_GAINING):
                 self._ask()
+        elif self._asked and self._asked_for() is None:
+            # A server that stops waits for us to confirm, we for an answer, and the apply worker perhaps for the server: ordinary
+            # sessions end first, and this one tells.
+            self._stream.server_position()
         self._stream.request_reply()
 
     def _ask(self) -> None:
@@ -223,7 +249,7 @@ class SyncFollow:
         return True
 
     def _put_off(self, batch: EventBatch) -> None:
-        if batch.size_bytes > self._run.config.batch.max_bytes:
+        if max(batch.size_bytes, self._unwritten_bytes) > self._run.config.batch.max_bytes:
             # A giant lies on disk: to be put together with others it would come into memory.
             self._write_out(self._ids())
         self._unwritten = batch if self._unwritten is None else self._unwritten.then(batch)
@@ -238,9 +264,13 @@ class SyncFollow:
         if others.tables:
             self._unwritten = others
         self._write.persist(batch.without(others.tables.keys()))
+        self._written = max(self._written, batch.end_lsn)
 
     def _confirm(self) -> None:
         if self._unwritten is None:
+            if self._position > self._stream.confirmed:
+                # Not before: a connection that is made each time and never gets anywhere would hold others up for ever.
+                self._backoff.reset()
             self._stream.confirm(self._position)
 
     def _seal(self) -> EventBatch:
@@ -270,6 +300,10 @@ class SyncFollow:
         """No other table is ours any more."""
         self._asked &= tables
         self._ownership.keep(tables)
+        if self._unwritten is not None:
+            # What was put off for a table that is out is written by nobody: it must not keep the others' from being confirmed.
+            kept = self._unwritten.without(self._unwritten.tables.keys() - tables)
+            self._unwritten = kept if kept.tables else None
 
     def _table(self, table_id: int | None) -> SyncTable | None:
         return next((table for table in self._tables.working if table.id == table_id), None)

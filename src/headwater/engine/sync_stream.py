@@ -15,6 +15,7 @@ from headwater.errors import Retry, SlotError
 from headwater.lsn import EndLsn
 from headwater.source.server import flush_lsn
 from headwater.source.session import Connection, connect
+from headwater.source.slot_errors import standby_behind
 from headwater.source.timeline import server_history
 from headwater.wire.connection import WireConnection
 from headwater.wire.settings import ConnectSettings
@@ -106,7 +107,11 @@ class SyncStream:
     def _check(self, connection: WireConnection) -> None:
         history = server_history(connection)
         self.check_timeline(history.timeline)
-        if history.system_identifier != self._run.server.system_identifier or history.flushed < self.confirmed:
+        same = history.system_identifier == self._run.server.system_identifier
+        if same and history.flushed < self.confirmed and self._run.server.in_recovery:
+            # One that was started again replays from further back; it comes to where it was by itself.
+            raise standby_behind(self._slot.name, self.confirmed, history.flushed)
+        if not same or history.flushed < self.confirmed:
             raise SlotLostMeanwhile(
                 f"the server that {self._what} was copied from is not there any more",
                 detail=f"its system identifier was {self._run.server.system_identifier} and its position {self.confirmed}, "
