@@ -11,8 +11,10 @@ import pytest
 from headwater.config import BatchConfig
 from headwater.contracts.results import WriteEventsResult
 from headwater.contracts.stores import APPLY, WorkerType
-from headwater.engine import slot_stream, sync_follow, sync_stream, table_sync
+from headwater.engine import pipeline, slot_stream, sync_follow, sync_stream, table_sync
+from headwater.engine.apply_worker import ApplyWorker
 from headwater.engine.retry import Backoff
+from headwater.engine.run import Run
 from headwater.engine.slot_stream import StreamOptions
 from headwater.engine.sync_follow import SyncFollow
 from headwater.errors import ConnectError, ConnectionLost, StoreUnavailable
@@ -58,6 +60,26 @@ class Doors(MirrorDestination):
         assert self.begun[name].acquire(timeout=60)
 
 
+class Seen(ApplyWorker):
+    """Lets a test see what the apply worker has read and not handed on."""
+
+    newest: Seen
+
+    def __init__(self, run: Run, start: EndLsn) -> None:
+        super().__init__(run, start)
+        Seen.newest = self
+
+    @classmethod
+    def has_read_past(cls, position: int) -> bool:
+        end = cls.newest._decoder.end_position
+        return end is not None and end.value > position
+
+
+@pytest.fixture(autouse=True)
+def seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "ApplyWorker", Seen)
+
+
 @pytest.fixture
 def first(database: Database) -> None:
     """A table that is followed before others come."""
@@ -77,12 +99,11 @@ def until_asked(database: Database, run: Running, doors: Doors) -> None:
     doors.wait_begun("first")
     database.execute("alter publication shop add table second")
     run.wait_for(lambda: run.states().get("public.second") == "sync_wait")
+    before = flush_position(database.connection)
     with database.connection.transaction():
         database.execute("insert into first values (2, 1)")
         database.execute("insert into second values (1, 1)")
-    sent = "select sent_lsn - '0/0'::pg_lsn >= %s from pg_stat_replication where application_name = %s"
-    position = flush_position(database.connection)
-    run.wait_for(lambda: database.value(sent, [position, apply_slot_name(1)]))
+    run.wait_for(lambda: Seen.has_read_past(before))
 
 
 @pytest.mark.usefixtures("first")
@@ -146,6 +167,27 @@ def until_following(database: Database, run: Running, doors: Doors) -> None:
     doors.after_copy = lambda rows: database.execute("insert into second select i, 1 from generate_series(1, 30000) i")
     database.execute("alter publication shop add table second")
     doors.wait_begun("second")
+
+
+@pytest.mark.usefixtures("first")
+def test_a_connection_lost_between_a_copy_and_its_changes_costs_no_copy(database: Database) -> None:
+    ended: list[bool] = []
+
+    def end_walsender(rows: TableRows) -> None:
+        query = "select pg_terminate_backend(pid, 10000) from pg_stat_activity where application_name = %s and backend_type = %s"
+        with database.connect() as other:
+            ended.extend(found for (found,) in other.execute(query, [second_slot(database), "walsender"]))
+
+    with running(database) as run:
+        run.wait_states("ready", 1)
+        run.mirror.after_copy = end_walsender
+        database.execute("alter publication shop add table second")
+        run.wait_states("ready", 2)
+        assert ended == [True]
+        database.execute("insert into second values (1, 1)")
+        run.wait_caught_up()
+        run.assert_equal("first", "second")
+        assert run.mirror.copies == ["first", "second"]
 
 
 @pytest.mark.usefixtures("first")
@@ -343,10 +385,6 @@ def test_a_table_that_leaves_while_its_changes_are_put_off_keeps_nobody_back(
     for name in (*names, "rest"):
         database.execute(f"create table {name}(id int primary key, note text)")
 
-    def sent() -> bool:
-        query = "select sent_lsn - '0/0'::pg_lsn >= %s from pg_stat_replication where application_name = %s"
-        return bool(database.value(query, [position, apply_slot_name(1)]))
-
     def fall_behind(rows: TableRows) -> None:
         doors.after_copy = lambda rows: None
         with database.connection.transaction():
@@ -363,18 +401,18 @@ def test_a_table_that_leaves_while_its_changes_are_put_off_keeps_nobody_back(
         run.wait_for(lambda: run.states().get("public.rest") == "sync_wait")
         for name in names:
             database.execute(f"insert into {name} values (0, '')")
+        before = flush_position(database.connection)
         database.execute("insert into first values (2, 1)")
-        position = flush_position(database.connection)
-        run.wait_for(sent)
+        run.wait_for(lambda: Seen.has_read_past(before))
         doors.let_through("first")
         doors.wait_begun("first")
         run.wait_for(lambda: run.states()["public.busy"] == "sync_wait")
         database.execute("alter publication shop drop table gone")
         run.wait_for(lambda: "public.gone" not in run.states())
         database.execute(f"insert into later select i, {note} from generate_series(701, 800) i")
+        before = flush_position(database.connection)
         database.execute("insert into first values (3, 1)")
-        position = flush_position(database.connection)
-        run.wait_for(sent)
+        run.wait_for(lambda: Seen.has_read_past(before))
         doors.let_through("first", 100)
         run.wait_states("ready", 4)
         run.wait_caught_up()

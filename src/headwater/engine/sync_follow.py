@@ -14,13 +14,13 @@ import time
 
 from headwater.engine.bell import Bell
 from headwater.engine.ownership import SyncOwnership, needs_text
-from headwater.engine.retry import WORLD, Backoff, is_worth_retrying
+from headwater.engine.retry import Backoff, is_worth_retrying
 from headwater.engine.run import Run
 from headwater.engine.sync_slot import SyncSlot
 from headwater.engine.sync_stream import SyncStream
 from headwater.engine.sync_tables import StartAgain, SyncTable, SyncTables
 from headwater.engine.sync_write import SyncWrite
-from headwater.errors import HeadwaterError, ValueOutOfRange
+from headwater.errors import HeadwaterError, ShutdownRequested, ValueOutOfRange
 from headwater.events import EventBatch
 from headwater.lsn import EndLsn
 from headwater.schema.table import TableId
@@ -84,11 +84,14 @@ class SyncFollow:
             self._keep(self._ids())
             try:
                 self._go_on()
-            except WORLD as error:
+            except HeadwaterError as error:
+                if not _passes(error):
+                    raise
                 self._connect_again(error)
             self._bell.wait(_LOOK_SECONDS)
 
     def _go_on(self) -> None:
+        self._stream.begin()
         if self._has_room():
             self._stream.read()
         if self._asked:
@@ -118,7 +121,7 @@ class SyncFollow:
                 self._stream.connect_again()
                 break
             except HeadwaterError as again:
-                if isinstance(again, StartAgain) or not is_worth_retrying(again):
+                if not _passes(again):
                     raise
                 error = again
         self._unwritten = None
@@ -307,3 +310,8 @@ class SyncFollow:
 
     def _table(self, table_id: int | None) -> SyncTable | None:
         return next((table for table in self._tables.working if table.id == table_id), None)
+
+
+def _passes(error: HeadwaterError) -> bool:
+    """Whether a new connection may be all it takes: trouble of the source's, for what the destination says is dealt with."""
+    return is_worth_retrying(error) and not isinstance(error, (StartAgain, ShutdownRequested))

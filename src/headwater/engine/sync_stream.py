@@ -42,7 +42,7 @@ class SyncStream:
         self._options = options
         self._bell = bell
         self._admin: Connection | None = None
-        self._stream: SlotStream | None = SlotStream(slot.connection, slot.name, slot.start, options, bell)
+        self._stream: SlotStream | None = None
         self.decoder = run.decoder()
         self.confirmed = slot.start
 
@@ -53,6 +53,11 @@ class SyncStream:
         admin, self._admin = self._admin, None
         if admin is not None:
             admin.close()
+
+    def begin(self) -> None:
+        """On the connection that the slot was made with. Nothing, if it has begun."""
+        if self._stream is None:
+            self._stream = self._start(self._slot.connection)
 
     def read(self) -> None:
         for chunk in self._open.take():

@@ -18,10 +18,10 @@ from headwater.engine.groups import form_groups
 from headwater.engine.run import Run
 from headwater.engine.sync_tables import SyncTable
 from headwater.engine.table_sync import TableSyncWorker
-from headwater.errors import HeadwaterError, Retry, StoreUnavailable
+from headwater.errors import HeadwaterError, Retry, SlotError, StoreUnavailable
 from headwater.schema.table import TableId
 from headwater.source.publication import PublishedTable
-from headwater.source.session import connect
+from headwater.source.session import Connection, connect
 from headwater.source.slots import drop_slot, group_slot_name, sync_slot_name
 from headwater.spark.copy_source import task_slots
 from headwater.states import INIT, Actor, Phase, TableState
@@ -178,12 +178,19 @@ class TableSyncPool:
         try:
             with connect(self._run.settings) as connection:
                 for name in list(self._left_slots):
-                    # Another attempt at the same table has the same name in use, and drops what it finds.
-                    if name not in {worker.slot_name for worker in self._workers}:
-                        drop_slot(connection, name, wait_seconds=1.0)
-                    self._left_slots.remove(name)
+                    self._drop_left_slot(connection, name)
         except HeadwaterError as error:
             log.warning("slots left by table sync could not be dropped yet: %s", error.message)
+
+    def _drop_left_slot(self, connection: Connection, name: str) -> None:
+        try:
+            # Another attempt at the same table has the same name in use, and drops what it finds.
+            if name not in {worker.slot_name for worker in self._workers}:
+                drop_slot(connection, name, wait_seconds=1.0)
+            self._left_slots.remove(name)
+        except SlotError as error:
+            # Somebody has it: that is no reason to leave the others.
+            log.warning("a slot left by table sync could not be dropped yet: %s", error.message)
 
     def _due(self) -> list[PublishedTable]:
         due, held = [], self._held()

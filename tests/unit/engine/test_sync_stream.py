@@ -51,6 +51,7 @@ def test_a_copy_is_given_up_only_when_its_server_is_another_one(
     slot = SyncSlot(cast(WireConnection, closed), "slot", CONFIRMED, "", 1)
     settings = ConnectSettings("localhost", 5432, "shop", "headwater")
     stream = SyncStream(run, slot, settings, "table t", StreamOptions("shop", True, 1.0), Bell())
+    stream.begin()
     if error is None:
         stream.connect_again()
         assert made == [CONFIRMED, CONFIRMED]
