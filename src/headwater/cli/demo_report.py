@@ -123,7 +123,8 @@ class Facts:
         )
         yield f"followed  {self.changes:,} changes of {self.transactions:,} transactions"
         if self.hand_offs:
-            yield f"paused    {self.longest_pause_seconds:.2f} s at most, of {self.hand_offs:,} pauses to hand tables over"
+            hand_offs = "1 hand-off" if self.hand_offs == 1 else f"{self.hand_offs:,} hand-offs"
+            yield f"paused    {self.longest_pause_seconds:.2f} s at most, in {hand_offs}"
         if self.lags:
             middle, high = percentile(self.lags, 0.5), percentile(self.lags, 0.99)
             yield (

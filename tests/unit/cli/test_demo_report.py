@@ -52,7 +52,7 @@ def test_facts_without_a_measured_lag_say_nothing_of_it() -> None:
 
 def test_the_longest_pause_for_a_hand_off_is_told() -> None:
     *_, last = Facts(100, 2.0, 5, 3, [], hand_offs=2, longest_pause_seconds=0.25).lines()
-    assert last == "paused    0.25 s at most, of 2 pauses to hand tables over"
+    assert last == "paused    0.25 s at most, in 2 hand-offs"
 
 
 def test_how_to_open_names_the_catalog_that_is_there() -> None:
