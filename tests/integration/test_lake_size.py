@@ -1,4 +1,4 @@
-"""What is large, through copy and stream, into the lake: one row of 64 MiB, a table of very many columns."""
+"""What is large, through copy and stream, into the lake: one row of 64 MiB, very many columns, very many changes at once."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 from psycopg import sql
 from pyspark.sql import SparkSession
 
+from headwater.destinations.iceberg import parts
 from tests.conftest import Database
 from tests.driver import driver
 from tests.integration.lake import lake_running
@@ -64,3 +65,30 @@ def test_a_table_of_very_many_columns_is_copied_and_followed(
         database.execute("update wide set id = id + 100 where id = 6; delete from wide where id = 7")
         run.wait_caught_up(400)
         run.assert_equal("wide")
+
+
+def test_a_transaction_that_is_netted_in_parts_ends_equal_with_moved_keys_and_without_a_key(
+    database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "PART_CHANGES", 500)
+    # Of the large value the server sends nothing while it does not change.
+    columns = "id int {}, n int, note text, large text"
+    database.execute(f"create table keyed({columns.format('primary key')}); create table keyless({columns.format('')})")
+    database.execute("alter table keyless replica identity full; alter table keyless alter large set storage external")
+    rows = "select i, i % 7, 'note ' || i % 90, case when i % 10 = 0 then repeat(md5(i::text), 100) end"
+    for name in ("keyed", "keyless"):
+        database.execute(f"insert into {name} {rows} from generate_series(1, 2000) i")
+    database.execute("create publication shop for table keyed, keyless")
+    with lake_running(database, spark, tmp_path) as run:
+        run.wait_ready(2)
+        with database.connection.transaction():
+            database.execute("update keyed set id = -id, large = null where id % 3 <> 0")
+            database.execute("update keyed set n = n + 1")
+            database.execute("update keyed set id = id + 10000 where id between -500 and 500 and large is null")
+            database.execute("delete from keyed where id % 11 = 0")
+            database.execute(f"insert into keyed {rows} from generate_series(20001, 20300) i")
+            database.execute("update keyless set note = 'note ' || id % 5")
+            database.execute("insert into keyless select id, n, note, large from keyless where id % 4 = 0")
+            database.execute("delete from keyless where ctid in (select ctid from keyless where id % 8 = 0 limit 300)")
+        run.wait_caught_up()
+        run.assert_equal("keyed", "keyless")
