@@ -157,6 +157,12 @@ def end_session(database: Database, run: Running, slot: str) -> None:
     run.wait_for(lambda: not database.value("select active from pg_replication_slots where slot_name = %s", [slot]))
 
 
+def end_session_for_all_to_see(database: Database, run: Running, slot: str, caplog: pytest.LogCaptureFixture) -> None:
+    """And the worker knows: whatever it has read and not written is dropped."""
+    end_session(database, run, slot)
+    run.wait_for(lambda: "following its slot again" in caplog.text)
+
+
 def second_slot(database: Database) -> str:
     return sync_slot_name(1, TableId(database.value("select 'second'::regclass::oid::bigint")))
 
@@ -164,7 +170,14 @@ def second_slot(database: Database) -> str:
 def until_following(database: Database, run: Running, doors: Doors) -> None:
     """The second table is copied, and what came after that, too much to ask at once, is being written."""
     run.wait_states("ready", 1)
-    doors.after_copy = lambda rows: database.execute("insert into second select i, 1 from generate_series(1, 30000) i")
+
+    def write(rows: TableRows) -> None:
+        # In many transactions: in the middle of a single one the server's position says that we are close.
+        for number in range(20):
+            query = "insert into second select i, 1 from generate_series(%s::int, %s::int) i"
+            database.execute(query, [1 + number * 2000, (number + 1) * 2000])
+
+    doors.after_copy = write
     database.execute("alter publication shop add table second")
     doors.wait_begun("second")
 
@@ -206,11 +219,13 @@ def test_a_connection_lost_while_a_copy_is_followed_costs_no_copy(database: Data
 
 
 @pytest.mark.usefixtures("first")
-def test_a_connection_lost_while_the_hand_off_is_waited_for_costs_no_copy(database: Database) -> None:
+def test_a_connection_lost_while_the_hand_off_is_waited_for_costs_no_copy(
+    database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
     doors = Doors("first")
     with running(database, doors) as run:
         until_asked(database, run, doors)
-        end_session(database, run, second_slot(database))
+        end_session_for_all_to_see(database, run, second_slot(database), caplog)
         doors.let_through("first", 100)
         run.wait_states("ready", 2)
         run.wait_caught_up()
@@ -236,14 +251,14 @@ def test_a_slot_dropped_while_a_copy_is_followed_begins_the_copy_again(database:
 
 @pytest.mark.usefixtures("first")
 def test_a_worker_that_cannot_connect_again_does_not_hold_the_others_up_for_ever(
-    database: Database, monkeypatch: pytest.MonkeyPatch
+    database: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     doors = Doors("first")
     with running(database, doors) as run:
         until_asked(database, run, doors)
         with monkeypatch.context() as patched:
             patched.setattr(sync_stream, "WireConnection", Unreachable)
-            end_session(database, run, second_slot(database))
+            end_session_for_all_to_see(database, run, second_slot(database), caplog)
             doors.let_through("first", 100)
             run.wait_for(lambda: run.states()["public.second"] == "init")
             database.execute("insert into first values (3, 1)")
@@ -255,14 +270,14 @@ def test_a_worker_that_cannot_connect_again_does_not_hold_the_others_up_for_ever
 
 @pytest.mark.usefixtures("first")
 def test_a_connection_that_breaks_again_and_again_does_not_hold_the_others_up_for_ever(
-    database: Database, monkeypatch: pytest.MonkeyPatch
+    database: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     doors = Doors("first")
     with running(database, doors) as run:
         until_asked(database, run, doors)
         with monkeypatch.context() as patched:
             patched.setattr(sync_stream, "SlotStream", Breaking)
-            end_session(database, run, second_slot(database))
+            end_session_for_all_to_see(database, run, second_slot(database), caplog)
             doors.let_through("first", 100)
             run.wait_for(lambda: run.states()["public.second"] == "init")
             database.execute("insert into first values (3, 1)")
@@ -286,14 +301,14 @@ class Breaking(slot_stream.SlotStream):
 
 @pytest.mark.usefixtures("first")
 def test_a_worker_that_waits_to_connect_again_connects_as_soon_as_it_is_waited_for(
-    database: Database, monkeypatch: pytest.MonkeyPatch
+    database: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     # The server was away for long: the next attempt lies far ahead.
     monkeypatch.setattr(sync_follow, "Backoff", lambda first: Backoff(600.0, 600.0))
     doors = Doors("first")
     with running(database, doors) as run:
         until_asked(database, run, doors)
-        end_session(database, run, second_slot(database))
+        end_session_for_all_to_see(database, run, second_slot(database), caplog)
         doors.let_through("first", 100)
         run.wait_states("ready", 2)
         run.wait_caught_up()
@@ -302,7 +317,11 @@ def test_a_worker_that_waits_to_connect_again_connects_as_soon_as_it_is_waited_f
 
 
 @pytest.mark.usefixtures("first")
-def test_a_slot_that_a_lost_session_still_holds_is_no_error_of_the_table(database: Database) -> None:
+def test_a_slot_that_a_lost_session_still_holds_is_no_error_of_the_table(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The other session comes first.
+    monkeypatch.setattr(sync_follow, "Backoff", lambda first: Backoff(4.0))
     doors = Doors("first")
     with running(database, doors) as run:
         until_asked(database, run, doors)
