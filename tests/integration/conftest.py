@@ -8,7 +8,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headwater.destinations.iceberg.settings import IcebergSettings
+from headwater.engine import pipeline
 from headwater.spark.session import SparkSettings, build_session
+from tests.conftest import Database
+from tests.integration.doors import Seen, make_first
 
 
 @pytest.fixture(scope="session")
@@ -23,3 +26,15 @@ def spark(lake_settings: IcebergSettings) -> Iterator[SparkSession]:
     session = build_session(SparkSettings(master="local[2]", driver_memory="1g"), lake_settings.spark_catalog())
     yield session
     session.stop()
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the apply worker has read can be asked of `Seen`."""
+    monkeypatch.setattr(pipeline, "ApplyWorker", Seen)
+
+
+@pytest.fixture
+def first(database: Database, seen: None) -> None:
+    """A table that is followed before others come."""
+    make_first(database)

@@ -1,0 +1,228 @@
+"""A connection that is lost between the end of a copy and its hand-off costs no second copy, and holds nobody up for ever."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from headwater.engine import slot_stream, sync_follow, sync_stream
+from headwater.engine.retry import Backoff
+from headwater.engine.slot_stream import StreamOptions
+from headwater.errors import ConnectError, ConnectionLost
+from headwater.events import TableRows
+from headwater.lsn import ZERO
+from headwater.schema.table import TableId
+from headwater.source.slots import apply_slot_name, sync_slot_name
+from headwater.testing.postgres import PostgresServer
+from headwater.wire.chunks import Chunk
+from headwater.wire.connection import WireConnection
+from headwater.wire.settings import ConnectSettings
+from tests.conftest import Database
+from tests.integration.doors import Doors, make_first, until_asked
+from tests.integration.mirror import Running, running
+
+
+def end_session(database: Database, run: Running, slot: str) -> None:
+    """The walsender that serves the slot is gone, for good."""
+    assert database.execute(
+        "select pg_terminate_backend(active_pid) from pg_replication_slots where slot_name = %s", [slot]
+    )
+    run.wait_for(lambda: not database.value("select active from pg_replication_slots where slot_name = %s", [slot]))
+
+
+def end_session_for_all_to_see(database: Database, run: Running, slot: str, caplog: pytest.LogCaptureFixture) -> None:
+    """And the worker knows: whatever it has read and not written is dropped."""
+    end_session(database, run, slot)
+    run.wait_for(lambda: "following its slot again" in caplog.text)
+
+
+def second_slot(database: Database) -> str:
+    return sync_slot_name(1, TableId(database.value("select 'second'::regclass::oid::bigint")))
+
+
+def until_following(database: Database, run: Running, doors: Doors) -> None:
+    """The second table is copied, and what came after that, too much to ask at once, is being written."""
+    run.wait_states("ready", 1)
+
+    def write(rows: TableRows) -> None:
+        # In many transactions: in the middle of a single one the server's position says that we are close.
+        for number in range(20):
+            query = "insert into second select i, 1 from generate_series(%s::int, %s::int) i"
+            database.execute(query, [1 + number * 2000, (number + 1) * 2000])
+
+    doors.after_copy = write
+    database.execute("alter publication shop add table second")
+    doors.wait_begun("second")
+
+
+@pytest.mark.usefixtures("first")
+def test_a_connection_lost_between_a_copy_and_its_changes_costs_no_copy(database: Database) -> None:
+    ended: list[bool] = []
+
+    def end_walsender(rows: TableRows) -> None:
+        query = "select pg_terminate_backend(pid, 10000) from pg_stat_activity where application_name = %s and backend_type = %s"
+        with database.connect() as other:
+            ended.extend(found for (found,) in other.execute(query, [second_slot(database), "walsender"]))
+
+    with running(database) as run:
+        run.wait_states("ready", 1)
+        run.mirror.after_copy = end_walsender
+        database.execute("alter publication shop add table second")
+        run.wait_states("ready", 2)
+        assert ended == [True]
+        database.execute("insert into second values (1, 1)")
+        run.wait_caught_up()
+        run.assert_equal("first", "second")
+        assert run.mirror.copies == ["first", "second"]
+
+
+@pytest.mark.usefixtures("first")
+def test_a_connection_lost_while_a_copy_is_followed_costs_no_copy(database: Database) -> None:
+    doors = Doors("second")
+    with running(database, doors) as run:
+        until_following(database, run, doors)
+        assert run.states()["public.second"] == "finished_copy"
+        database.execute("insert into second values (0, 1)")
+        end_session(database, run, second_slot(database))
+        doors.let_through("second", 100)
+        run.wait_states("ready", 2)
+        run.wait_caught_up()
+        run.assert_equal("first", "second")
+        assert doors.copies == ["first", "second"]
+
+
+@pytest.mark.usefixtures("first")
+def test_a_connection_lost_while_the_hand_off_is_waited_for_costs_no_copy(
+    database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    doors = Doors("first")
+    with running(database, doors) as run:
+        until_asked(database, run, doors)
+        end_session_for_all_to_see(database, run, second_slot(database), caplog)
+        doors.let_through("first", 100)
+        run.wait_states("ready", 2)
+        run.wait_caught_up()
+        run.assert_equal("first", "second")
+        assert doors.copies == ["first", "second"]
+
+
+@pytest.mark.usefixtures("first")
+def test_a_slot_dropped_while_a_copy_is_followed_begins_the_copy_again(database: Database) -> None:
+    doors = Doors("second")
+    with running(database, doors) as run:
+        until_following(database, run, doors)
+        doors.after_copy = lambda rows: None
+        end_session(database, run, second_slot(database))
+        database.execute("select pg_drop_replication_slot(%s)", [second_slot(database)])
+        database.execute("insert into second values (0, 1)")
+        doors.let_through("second", 100)
+        run.wait_for(lambda: doors.copies == ["first", "second", "second"])
+        run.wait_states("ready", 2)
+        run.wait_caught_up()
+        run.assert_equal("first", "second")
+
+
+@pytest.mark.usefixtures("first")
+@pytest.mark.parametrize("fault", ["WireConnection", "SlotStream"])
+def test_a_worker_that_cannot_connect_again_or_loses_each_connection_does_not_hold_the_others_up_for_ever(
+    database: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: str
+) -> None:
+    doors = Doors("first")
+    with running(database, doors) as run:
+        until_asked(database, run, doors)
+        with monkeypatch.context() as patched:
+            patched.setattr(sync_stream, fault, {"WireConnection": Unreachable, "SlotStream": Breaking}[fault])
+            end_session_for_all_to_see(database, run, second_slot(database), caplog)
+            doors.let_through("first", 100)
+            run.wait_for(lambda: run.states()["public.second"] == "init")
+            database.execute("insert into first values (3, 1)")
+            run.wait_for(lambda: 3 in doors.tables["first"])
+        run.wait_states("ready", 2)
+        run.wait_caught_up()
+        run.assert_equal("first", "second")
+
+
+class Unreachable:
+    @staticmethod
+    def connect(settings: ConnectSettings, **options: object) -> None:
+        raise ConnectError("no way there", hint="Wait.")
+
+
+class Breaking(slot_stream.SlotStream):
+    """Is made, and breaks before anything has come."""
+
+    looks = 0
+
+    def take(self) -> list[Chunk]:
+        self.looks += 1
+        if self.looks > 1:
+            raise ConnectionLost("broken", hint="Wait.")
+        return []
+
+
+@pytest.mark.usefixtures("first")
+def test_a_worker_that_waits_to_connect_again_connects_as_soon_as_it_is_waited_for(
+    database: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # The server was away for long: the next attempt lies far ahead.
+    monkeypatch.setattr(sync_follow, "Backoff", lambda _: Backoff(600.0, 600.0))
+    doors = Doors("first")
+    with running(database, doors) as run:
+        until_asked(database, run, doors)
+        end_session_for_all_to_see(database, run, second_slot(database), caplog)
+        doors.let_through("first", 100)
+        run.wait_states("ready", 2)
+        run.wait_caught_up()
+        run.assert_equal("first", "second")
+        assert doors.copies == ["first", "second"]
+
+
+@pytest.mark.usefixtures("first")
+def test_a_slot_that_a_lost_session_still_holds_is_no_error_of_the_table(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The other session comes first.
+    monkeypatch.setattr(sync_follow, "Backoff", lambda _: Backoff(4.0))
+    doors = Doors("first")
+    with running(database, doors) as run:
+        until_asked(database, run, doors)
+        slot = second_slot(database)
+        settings = replace(database.settings, application_name=slot)
+        with WireConnection.connect(settings, replication=True) as stale:
+            end_session(database, run, slot)
+            options = StreamOptions("shop", True, 10.0).for_server()
+            stale.start_replication(slot, ZERO, options, status_interval_seconds=10.0)
+            doors.let_through("first", 100)
+            run.wait_for(lambda: run.states()["public.second"] in ("init", "errored"))
+            assert run.states()["public.second"] == "init"
+        run.wait_states("ready", 2)
+        run.wait_caught_up()
+        run.assert_equal("first", "second")
+
+
+@pytest.mark.usefixtures("seen")
+def test_a_worker_that_waits_for_an_answer_does_not_keep_the_server_from_stopping() -> None:
+    """A server stops when all it has sent is confirmed, the apply worker answers only with a server, and we confirm only then."""
+    doors = Doors("first")
+    with PostgresServer.start() as server:
+        with server.connect() as connection:
+            database = Database(server, "postgres", connection)
+            make_first(database)
+            with running(database, doors) as run:
+                run.wait_states("ready", 1)
+                doors.after_copy = lambda rows: database.execute(
+                    "insert into second select i, 1 from generate_series(100, 30000) i"
+                )
+                until_asked(database, run, doors)
+                end_session(database, run, apply_slot_name(1))
+                server.stop()
+                doors.after_copy = lambda rows: None
+                server.restart()
+                doors.let_through("first", 100)
+                run.wait_states("ready", 2)
+                with server.connect() as again:
+                    run.database = Database(server, "postgres", again)
+                    run.wait_caught_up()
+                    run.assert_equal("first", "second")
+        assert doors.copies == ["first", "second"]
