@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -61,6 +61,12 @@ class Watermark:
     epoch: str
     commit_lsn: CommitLsn
     ordinal: int
+    database_oid: int = 0
+    table_id: int = 0
+    timeline: int = 0
+    """0 in these three: written by a version that did not say."""
+    run: str = field(default="", compare=False)
+    """The token of the run that committed it. Says who wrote, not what is there."""
 
     @property
     def position(self) -> EndLsn:
@@ -257,6 +263,10 @@ def metadata_to_json(metadata: DestinationTableMetadata) -> dict[str, Any]:
             "epoch": mark.epoch,
             "commit_lsn": str(mark.commit_lsn),
             "ordinal": mark.ordinal,
+            "database_oid": mark.database_oid,
+            "table_id": mark.table_id,
+            "timeline": mark.timeline,
+            "run": mark.run,
         },
     }
 
@@ -276,5 +286,9 @@ def metadata_from_json(value: Mapping[str, Any]) -> DestinationTableMetadata:
             mark["epoch"],
             CommitLsn.parse(mark["commit_lsn"]),
             mark["ordinal"],
+            mark.get("database_oid", 0),
+            mark.get("table_id", 0),
+            mark.get("timeline", 0),
+            mark.get("run", ""),
         ),
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -89,6 +90,8 @@ class Pipeline:
         self._thread: threading.Thread | None = None
         self._destination_started = False
         self._system_identifier = ""
+        self._run_token = uuid.uuid4().hex
+        self._board: Board | None = None
 
     @property
     def stopped(self) -> bool:
@@ -156,16 +159,25 @@ class Pipeline:
             # The members first: what changes between the two is then found by the first look.
             members = memberships(connection, config.publication_name)
             tables = published_tables(connection, config.publication_name)
-            self._start_destination(server.system_identifier)
+            self._start_destination(run)
             start = open_slot(run, connection)
             settle_states(run, connection, tables, members)
         pool = TableSyncPool(run, tables, self._fail)
         return _Parts(ApplyWorker(run, start), pool, Watch(run, pool, members), Heartbeat(run))
 
-    def _start_destination(self, system_identifier: str) -> None:
+    def _start_destination(self, run: Run) -> None:
         """Once a run, which belongs to one cluster."""
+        system_identifier = run.server.system_identifier
+        self._board = run.board
         if not self._destination_started:
-            context = RunContext(self.config.id, system_identifier, SourceRows(self._settings).read)
+            context = RunContext(
+                self.config.id,
+                system_identifier,
+                SourceRows(self._settings).read,
+                database_oid=run.server.database_oid,
+                run_token=self._run_token,
+                timeline=lambda: self._board.timeline if self._board is not None else None,
+            )
             self._destination.start(context)
             self._destination_started = True
         elif self._lost is not None and self._system_identifier != system_identifier:

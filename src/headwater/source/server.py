@@ -18,6 +18,7 @@ class ServerFacts:
     version: str
     system_identifier: str
     database: str
+    database_oid: int
     wal_level: str
     max_replication_slots: int
     max_wal_senders: int
@@ -34,6 +35,7 @@ class ServerFacts:
 _FACTS = """
 SELECT current_setting('server_version'),
        current_database(),
+       (SELECT oid::bigint FROM pg_database WHERE datname = current_database()),
        current_setting('wal_level'),
        current_setting('max_replication_slots')::int,
        current_setting('max_wal_senders')::int,
@@ -47,12 +49,13 @@ SELECT current_setting('server_version'),
 def server_facts(connection: Connection) -> ServerFacts:
     row = fetch_one(connection, _FACTS, doing="asking the server for its settings")
     assert row is not None
-    version, database, wal_level, slots, senders, sender_timeout, in_recovery, timeline = row
+    version, database, database_oid, wal_level, slots, senders, sender_timeout, in_recovery, timeline = row
     return ServerFacts(
         version_number=connection.info.server_version,
         version=version,
         system_identifier=system_identifier(connection),
         database=database,
+        database_oid=database_oid,
         wal_level=wal_level,
         max_replication_slots=slots,
         max_wal_senders=senders,
