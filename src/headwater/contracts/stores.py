@@ -191,6 +191,17 @@ class StateStore(ABC):
     def record_lineage(self, lineage: Lineage) -> None:
         """Remember whom the recorded positions belong to. Called before the first position of a lineage is recorded."""
 
+    def get_table_fingerprints(self) -> Mapping[TableId, str]:
+        """All that `store_table_fingerprints` recorded, from storage. Called once, at start.
+
+        A fingerprint is what the catalog said of a table when it was copied; opaque text. The default keeps none: then
+        every start is in doubt about every table, says so, and copies it again.
+        """
+        return {}
+
+    def store_table_fingerprints(self, updates: Mapping[TableId, str]) -> None:  # noqa: B027 - optional
+        """Replace the fingerprints of these tables, all or none. Called when a copy is planned, and when the catalog changed."""
+
     @abstractmethod
     def get_destination_table_metadata(self, table_id: TableId) -> DestinationTableMetadata | None: ...
 
@@ -240,7 +251,10 @@ class TableStateLifecycleStore(ABC):
         self.apply_table_state_operation(TableStateOperation(OperationKind.PREPARE_FOR_COPY, table_id))
 
     def reset_table_states_for_resync(self) -> int:
-        """All states back to Init, no apply progress and no lineage; metadata, schemas and table sync progress are kept."""
+        """All states back to Init, no apply progress and no lineage; metadata, schemas and table sync progress are kept.
+
+        Whether a table was copied before (`TableState.copied`) is kept too.
+        """
         return self.apply_table_state_operation(TableStateOperation(OperationKind.RESET_FOR_RESYNC))
 
     def delete_table_state(self, table_id: TableId) -> None:

@@ -69,7 +69,7 @@ class IdentityFacts:
 class StorageFacts:
     relfilenode: int
     toast: int
-    """The oid of the TOAST relation: a rewriting ALTER and SET LOGGED make a new one, VACUUM FULL, CLUSTER and TRUNCATE do not."""
+    """The oid of the TOAST relation: a rewriting ALTER and SET LOGGED make a new one; VACUUM FULL, CLUSTER, TRUNCATE don't."""
     changed_by: int
     """The transaction, or subtransaction, that wrote the row of pg_class last."""
     persistence: str
@@ -173,15 +173,16 @@ def _part(value: Mapping[str, Any]) -> PartFacts:
 # Names and not numbers: a leaf may have its columns in another order.
 _IDENTITY = """
     SELECT json_build_array({c}.relreplident,
-        (SELECT json_build_array(coalesce(k.oid, 0)::bigint, {names}) FROM pg_index i
-         LEFT JOIN pg_constraint k ON k.conindid = i.indexrelid AND k.contype = 'p' AND k.conrelid = i.indrelid
+        (SELECT json_build_array(coalesce(con.oid, 0)::bigint, {names}) FROM pg_index i
+         LEFT JOIN pg_constraint con ON con.conindid = i.indexrelid AND con.contype = 'p' AND con.conrelid = i.indrelid
          WHERE i.indrelid = {c}.oid AND i.indisprimary AND i.indimmediate AND i.indisvalid),
         (SELECT {names} FROM pg_index i WHERE i.indrelid = {c}.oid AND i.indisreplident AND i.indisvalid AND i.indimmediate))
 """
 _NAMES = """(SELECT json_agg(a.attname ORDER BY a.attnum) FROM pg_attribute a
                   WHERE a.attrelid = i.indrelid AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1]))"""
 _PARTITION_KEY = """
-    (SELECT json_agg(coalesce(a.attname::text, '')) FROM pg_partitioned_table p CROSS JOIN unnest(p.partattrs::int2[]) AS k(attnum)
+    (SELECT json_agg(coalesce(a.attname::text, ''))
+     FROM pg_partitioned_table p CROSS JOIN unnest(p.partattrs::int2[]) AS k(attnum)
      LEFT JOIN pg_attribute a ON a.attrelid = p.partrelid AND a.attnum = k.attnum WHERE p.partrelid = {c}.oid)
 """
 # Made as a partition: the row of pg_inherits is of the transaction that made the relation, and so are the columns as they

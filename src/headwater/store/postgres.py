@@ -65,7 +65,7 @@ class PostgresStore(PipelineStore):
         if self._token is not None and not self._run("run_is_ours"):
             raise PipelineLocked(
                 f"another run of pipeline {self._pipeline_id} has taken over",
-                detail="the store has the token of a run that began later than this one; nothing of this one is recorded any more",
+                detail="the store has the token of a run that began later than this one; nothing of this one is recorded",
                 hint="Let the other run go on, or stop it and start the pipeline again: it goes on from the recorded progress.",
             )
 
@@ -185,6 +185,16 @@ class PostgresStore(PipelineStore):
     def record_lineage(self, lineage: Lineage) -> None:
         with self._connection:
             self._run("record_lineage", system=lineage.system_identifier, timeline=lineage.timeline)
+
+    def get_table_fingerprints(self) -> Mapping[TableId, str]:
+        with self._connection:
+            return {TableId(table_id): text for table_id, text in self._run("load_fingerprints")}
+
+    def store_table_fingerprints(self, updates: Mapping[TableId, str]) -> None:
+        if updates:
+            with self._connection:
+                tables = sorted(updates)
+                self._run("store_fingerprints", tables=tables, fingerprints=[updates[table] for table in tables])
 
     def get_destination_table_metadata(self, table_id: TableId) -> DestinationTableMetadata | None:
         return self._cache.get_destination_table_metadata(table_id)

@@ -66,6 +66,18 @@ SELECT %(pipeline)s, %(system)s, %(timeline)s WHERE :ours
 ON CONFLICT (pipeline_id) DO UPDATE SET system_identifier = excluded.system_identifier, timeline = excluded.timeline
 WHERE (l.system_identifier, l.timeline) IS DISTINCT FROM (excluded.system_identifier, excluded.timeline)
 
+-- name: load_fingerprints
+SELECT table_id, fingerprint FROM headwater.table_fingerprints WHERE pipeline_id = %(pipeline)s
+
+-- name: store_fingerprints
+WITH :run
+INSERT INTO headwater.table_fingerprints AS f (pipeline_id, table_id, fingerprint)
+SELECT %(pipeline)s, u.table_id, u.fingerprint
+FROM unnest(%(tables)s::bigint[], %(fingerprints)s::text[]) AS u(table_id, fingerprint)
+WHERE :ours
+ON CONFLICT (pipeline_id, table_id) DO UPDATE SET fingerprint = excluded.fingerprint
+WHERE f.fingerprint <> excluded.fingerprint
+
 -- name: load_metadata
 SELECT table_id, metadata FROM headwater.destination_tables WHERE pipeline_id = %(pipeline)s
 
@@ -121,8 +133,10 @@ progress AS (
 lineage AS (
     DELETE FROM headwater.lineages WHERE pipeline_id = %(pipeline)s AND :ours),
 states AS (
-    UPDATE headwater.table_states SET state = %(init)s::jsonb, history = '[]', updated_at = now()
-    WHERE pipeline_id = %(pipeline)s AND (state <> %(init)s::jsonb OR history <> '[]') AND :ours)
+    UPDATE headwater.table_states
+    SET state = %(init)s::jsonb || jsonb_build_object('copied', coalesce(state -> 'copied', 'false')),
+        history = '[]', updated_at = now()
+    WHERE pipeline_id = %(pipeline)s AND (state - 'copied' <> %(init)s::jsonb - 'copied' OR history <> '[]') AND :ours)
 SELECT count(*) FROM headwater.table_states WHERE pipeline_id = %(pipeline)s AND :ours
 
 -- name: delete_table
@@ -133,6 +147,8 @@ schemas AS (
     DELETE FROM headwater.table_schemas WHERE pipeline_id = %(pipeline)s AND table_id = %(table)s AND :ours RETURNING 1),
 progress AS (
     DELETE FROM headwater.replication_progress WHERE pipeline_id = %(pipeline)s AND worker = %(worker)s AND :ours RETURNING 1),
+fingerprints AS (
+    DELETE FROM headwater.table_fingerprints WHERE pipeline_id = %(pipeline)s AND table_id = %(table)s AND :ours),
 states AS (
     DELETE FROM headwater.table_states WHERE pipeline_id = %(pipeline)s AND table_id = %(table)s AND :ours RETURNING 1)
 SELECT (EXISTS (TABLE metadata) OR EXISTS (TABLE schemas) OR EXISTS (TABLE progress) OR EXISTS (TABLE states))::int

@@ -133,15 +133,29 @@ class StoreSuite:
         assert store.get_table_state(A) == state
         assert dict(store.get_table_states()) == {A: state}
 
-    def test_a_state_keeps_the_membership_it_was_recorded_with(self, open_store: MakeStore) -> None:
+    def test_a_state_keeps_whether_the_table_was_copied_before_through_a_reset_too(self, open_store: MakeStore) -> None:
         store = open_store(1)
-        store.update_table_state(A, replace(READY, membership="iudt||table:16500"))
+        store.update_table_states([(A, replace(READY, copied=True)), (B, READY)])
+        store.reset_table_states_for_resync()
         if self.persistent:
             store.close()
             store = open_store(1)
-        state = store.get_table_state(A)
-        assert state is not None
-        assert state.membership == "iudt||table:16500", "a table that left and came back would not be copied again"
+        states = store.get_table_states()
+        assert dict(states) == {A: INIT, B: INIT}
+        assert (states[A].copied, states[B].copied) == (True, False), "a skipped first copy would be skipped again"
+
+    def test_fingerprints_are_kept_replaced_and_deleted_with_their_table(self, open_store: MakeStore) -> None:
+        store, other = open_store(1), open_store(2)
+        store.update_table_states([(A, READY), (B, READY)])
+        store.store_table_fingerprints({A: "one", B: "two"})
+        store.store_table_fingerprints({A: "one, changed", C: "three"})
+        assert other.get_table_fingerprints() == {}
+        store.prepare_table_state_for_copy(C)
+        store.delete_table_state(B)
+        if self.persistent:
+            store.close()
+            store = open_store(1)
+        assert store.get_table_fingerprints() == {A: "one, changed", C: "three"}
 
     @pytest.mark.parametrize("state", [SYNC_WAIT, catchup(EndLsn(5))], ids=str)
     def test_a_memory_only_state_is_refused_and_nothing_of_the_update_is_kept(

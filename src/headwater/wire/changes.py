@@ -116,6 +116,7 @@ class ToldTruncate:
 
     table_id: TableId
     xid: int
+    commit_lsn: CommitLsn
 
 
 @dataclass(frozen=True, slots=True)

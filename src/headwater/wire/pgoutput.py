@@ -343,9 +343,9 @@ class _Decoding:
 
     def _truncate(self, table: int, segment: Segment, line: _TruncateLine, ordinal: int) -> None:
         tx = int(segment.tx[line.message])
-        self.truncates.append(ToldTruncate(TableId(table), int(self._transactions.xid[tx])))
-        owner = self._owner(table, tx)
         commit = CommitLsn(int(self._transactions.commit_lsn[tx]))
+        self.truncates.append(ToldTruncate(TableId(table), int(self._transactions.xid[tx]), commit))
+        owner = self._owner(table, tx)
         if owner is None or not commit.at_or_past(owner.from_lsn):
             return
         position = segment.first_position + line.message
