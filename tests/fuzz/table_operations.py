@@ -79,6 +79,8 @@ HARMLESS = (
         Copies.NONE,
         "create table $t(id int primary key, a int, v int generated always as (a * 2) virtual);"
         " insert into $t select i, i from generate_series(1, 5) i",
+        # The server refuses it for a table that is listed by name.
+        stages=(Stage.ALL, Stage.SCHEMA),
     ),
     Operation(
         "domain_constrained",
@@ -170,21 +172,21 @@ REWRITES = (
         ("alter type $t_mood rename value 'sad' to 'blue'",),
         Copies.SOME,
         "create type $t_mood as enum ('sad', 'glad'); create type $t_c as (m $t_mood, n int);"
-        " create table $t(id int primary key, c $t_c); insert into $t select i, row('sad', i) from generate_series(1, 5) i",
+        " create table $t(id int primary key, c $t_c); insert into $t select i, row('sad', i)::text::$t_c from generate_series(1, 5) i",
     ),
     Operation(
         "composite_attribute_added",
         ("alter type $t_c add attribute o int",),
         Copies.SOME,
         "create type $t_c as (m text, n int); create table $t(id int primary key, c $t_c);"
-        " insert into $t select i, row('m', i) from generate_series(1, 5) i",
+        " insert into $t select i, row('m', i)::text::$t_c from generate_series(1, 5) i",
     ),
     Operation(
         "composite_attribute_dropped",
         ("alter type $t_c drop attribute n",),
         Copies.SOME,
         "create type $t_c as (m text, n int); create table $t(id int primary key, c $t_c);"
-        " insert into $t select i, row('m', i) from generate_series(1, 5) i",
+        " insert into $t select i, row('m', i)::text::$t_c from generate_series(1, 5) i",
     ),
     Operation("expression_set", ("alter table $t alter g set expression as (a * 3)",), Copies.SOME, GENERATED),
     Operation("expression_dropped", ("alter table $t alter g drop expression",), Copies.ANY, GENERATED),
