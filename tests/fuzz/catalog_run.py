@@ -143,6 +143,10 @@ class CatalogRun(ABC):
         self._wait_judged(position)
         slot, connection = apply_slot_name(self.running.pipeline.config.id), self.database.connection
         self.running.wait_for(lambda: confirmed_position(connection, slot) >= position, BARRIER_SECONDS)
+        self.wait_settled()
+
+    def wait_settled(self) -> None:
+        """Every table that is published now is ready, or has failed for good."""
         self.running.wait_for(self._settled, BARRIER_SECONDS)
 
     def _wait_judged(self, position: int) -> None:
@@ -150,13 +154,20 @@ class CatalogRun(ABC):
         if getattr(progress.snapshot(), "judged", None) is None:
             self.see()
         else:
-            self.running.wait_for(lambda: getattr(progress.snapshot(), "judged", 0) >= position, BARRIER_SECONDS)
+            self._wait_looking(lambda: getattr(progress.snapshot(), "judged", 0) >= position)
 
     def see(self) -> None:
         """Wait until the pipeline has looked at the catalog as it is now."""
         # One look may be under way; two that begin after the last statement see all of it.
         enough = self.looks.count + 3
-        self.running.wait_for(lambda: self.looks.count >= enough, BARRIER_SECONDS)
+        self._wait_looking(lambda: self.looks.count >= enough)
+
+    def _wait_looking(self, condition: Callable[[], bool]) -> None:
+        def reached() -> bool:
+            self.looks.hurry()
+            return condition()
+
+        self.running.wait_for(reached, BARRIER_SECONDS)
 
     def _settled(self) -> bool:
         states = self.running.states()
@@ -205,6 +216,10 @@ class CatalogRun(ABC):
                 found[table.name] = str(comparison)
         return found
 
+    def refused(self) -> Sequence[tuple[TableName, str]]:
+        """Changes that the destination was given and that cannot be, where it tells."""
+        return ()
+
     @property
     @abstractmethod
     def copies(self) -> Sequence[Copy]:
@@ -231,6 +246,9 @@ class ModelRun(CatalogRun):
     @property
     def copies(self) -> Sequence[Copy]:
         return self.model.copies
+
+    def refused(self) -> Sequence[tuple[TableName, str]]:
+        return self.model.refused
 
     def compare(self, table: Published) -> TableComparison:
         schema = describe(self.database.connection, table.name, table.columns)

@@ -131,6 +131,8 @@ class ModelDestination(Destination):
         self.tables: dict[TableId, ModelTable] = {}
         self.names: dict[TableName, TableId] = {}
         self.copies: list[Copy] = []
+        self.refused: list[tuple[TableName, str]] = []
+        """Changes that cannot be, by what was wrong with them: the engine should have known."""
         self._lock = threading.Lock()
 
     @classmethod
@@ -177,6 +179,7 @@ class ModelDestination(Destination):
                         self.tables[event.schema.id].apply(event)
                     except DestinationError as error:
                         failed[event.schema.id] = error
+                        self.refused.append((event.schema.name, error.message))
         if failed:
             result.failed_tables(failed)
         else:

@@ -23,7 +23,7 @@ Problems = dict[str, list[str]]
 def perform(run: CatalogRun, operations: Sequence[Operation], moment: Moment) -> Problems:
     """Start the pipeline, carry all operations out, compare; change rows, compare again. Stops the pipeline."""
     run.start()
-    run.barrier()
+    run.wait_settled()
     problems: Problems = {operation.name: [] for operation in operations}
     _compare(run, operations, problems, "before any step")
     copied, said = len(run.copies), len(run.log.lines)
