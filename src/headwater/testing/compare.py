@@ -15,7 +15,7 @@ import tempfile
 import time
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -114,10 +114,17 @@ class TableComparison:
         assert self.equal, str(self)
 
 
-def compare_table(connection: Connection, name: TableName, lake: Catalog) -> TableComparison:
-    """Compare a table that nobody writes to at the moment, all its columns, with its mirror."""
-    schema = describe(connection, name)
-    return compare_rows(schema, read_source(connection, schema), read_lake(lake, schema))
+def compare_table(
+    connection: Connection,
+    name: TableName,
+    lake: Catalog,
+    *,
+    columns: Collection[str] | None = None,
+    row_filter: str | None = None,
+) -> TableComparison:
+    """Compare a table that is not written to at the moment with its mirror: all of it, or what a publication sends of it."""
+    schema = describe(connection, name, columns)
+    return compare_rows(schema, read_source(connection, schema, row_filter), read_lake(lake, schema))
 
 
 def compare_rows(

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator
-from typing import IO, Any
+from collections.abc import Collection, Iterator
+from typing import IO, Any, LiteralString, cast
 
 import psycopg
 import pyarrow as pa
@@ -45,13 +45,16 @@ order by b.attnum, b.depth desc
 """
 
 
-def describe(connection: Connection, name: TableName) -> ReplicatedTableSchema:
-    """The table as its catalog describes it now, all columns replicated."""
+def describe(
+    connection: Connection, name: TableName, replicated: Collection[str] | None = None
+) -> ReplicatedTableSchema:
+    """The table as its catalog describes it now, with all columns replicated or the ones named."""
     found = connection.execute("select to_regclass(%s)::oid", [name.quoted]).fetchone()
     if found is None or found[0] is None:
         raise LookupError(f"the source has no table {name}")
     columns = tuple(_column(row) for row in connection.execute(_COLUMNS, {"table": found[0]}))
-    return ReplicatedTableSchema(TableSchema(TableId(found[0]), name, columns))
+    mask = tuple(replicated is None or column.name in replicated for column in columns)
+    return ReplicatedTableSchema(TableSchema(TableId(found[0]), name, columns), mask)
 
 
 def _column(row: tuple[Any, ...]) -> ColumnSchema:
@@ -70,12 +73,17 @@ def _type(oid: int, name: str, type_type: str) -> PgType:
     return BUILT_IN.get(oid) or other(oid, name)
 
 
-def read_source(connection: Connection, schema: ReplicatedTableSchema) -> Iterator[pa.RecordBatch]:
-    """All rows of the table now, in no order. The connection's text settings are pinned by this."""
+def read_source(
+    connection: Connection, schema: ReplicatedTableSchema, row_filter: str | None = None
+) -> Iterator[pa.RecordBatch]:
+    """The rows of the table now, in no order, without those of tables that inherit from it: a publication sends these as
+    tables of their own. The connection's text settings are pinned by this."""
     connection.execute(_PINNED)
-    select = sql.SQL("select {} from {}").format(
+    select = sql.SQL("select {} from {} {} where {}").format(
         sql.SQL(", ").join(_expression(column) for column in schema.columns),
+        sql.SQL("" if _is_partitioned(connection, schema) else "only"),
         sql.Identifier(schema.name.namespace, schema.name.name),
+        sql.SQL(cast(LiteralString, row_filter or "true")),  # as the catalog has it
     )
     statement = sql.SQL("copy ({}) to stdout (format csv, force_quote *)").format(select)
     longest = 0
@@ -87,6 +95,11 @@ def read_source(connection: Connection, schema: ReplicatedTableSchema) -> Iterat
         if file.tell():
             file.seek(0)
             yield from _parse(file, schema, max(BLOCK_BYTES, 2 * longest))
+
+
+def _is_partitioned(connection: Connection, schema: ReplicatedTableSchema) -> bool:
+    found = connection.execute("select relkind = 'p' from pg_class where oid = %s", [schema.id]).fetchone()
+    return found is not None and bool(found[0])
 
 
 def _expression(column: ColumnSchema) -> sql.Composable:

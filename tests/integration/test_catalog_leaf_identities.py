@@ -1,0 +1,67 @@
+"""Root identity x leaf identity under publish_via_partition_root: equal, or refused with what to alter; never wrong and ready."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from headwater.testing.binaries import DEFAULT_VERSION
+from headwater.testing.postgres import PostgresServer
+from tests.conftest import Database
+from tests.fuzz.catalog_run import CatalogRun, model_run
+from tests.fuzz.leaf_identities import CASES, judge, setup, table_of
+from tests.integration.catalog_lake import lake_run
+
+# PySpark leaves the sockets it collects over to the garbage collector.
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def server(pg_servers: Callable[[int], PostgresServer]) -> PostgresServer:
+    return pg_servers(DEFAULT_VERSION)
+
+
+@pytest.fixture(scope="module")
+def in_the_model(server: PostgresServer) -> dict[str, list[str]]:
+    return _judged(server, lambda database: model_run(database, setup()))
+
+
+@pytest.fixture(scope="module")
+def in_the_lake(
+    server: PostgresServer, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[str]]:
+    directory: Path = tmp_path_factory.mktemp("leaf_identities")
+    return _judged(server, lambda database: lake_run(database, spark, directory, setup()))
+
+
+def _judged(server: PostgresServer, open: Callable[[Database], object]) -> dict[str, list[str]]:
+    name = server.create_database()
+    try:
+        with server.connect(name) as connection, open(Database(server, name, connection)) as run:  # type: ignore[attr-defined]
+            assert isinstance(run, CatalogRun)
+            return judge(run)
+    finally:
+        server.drop_database(name)
+
+
+@pytest.mark.invariant(13)
+@pytest.mark.parametrize(("root", "leaf"), CASES)
+def test_the_engine_tells_the_changes_of_leaves_with_any_identity_or_refuses_the_table(
+    in_the_model: dict[str, list[str]], root: str, leaf: str
+) -> None:
+    assert not in_the_model[table_of(root, leaf)]
+
+
+@pytest.mark.invariant(13)
+@pytest.mark.parametrize(("root", "leaf"), CASES)
+def test_a_partitioned_table_is_equal_in_the_lake_or_refused_whatever_identities_its_leaves_have(
+    in_the_lake: dict[str, list[str]], root: str, leaf: str
+) -> None:
+    assert not in_the_lake[table_of(root, leaf)]
