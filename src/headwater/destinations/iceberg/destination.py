@@ -7,6 +7,7 @@ recorded only after every table of a batch is durable (invariant 2).
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import tempfile
 import threading
@@ -19,7 +20,7 @@ from pyspark.sql import SparkSession, functions
 from headwater.contracts.destination import Destination, RunContext
 from headwater.contracts.results import DropTableForCopyResult, WriteEventsResult, WriteTableRowsResult
 from headwater.contracts.stores import DestinationStore, DestinationTableMetadata, SchemaStatus, Watermark
-from headwater.destinations.iceberg.apply import KnownWatermarks, TableApply
+from headwater.destinations.iceberg.apply import Applied, KnownWatermarks, TableApply
 from headwater.destinations.iceberg.missing import MissingValues
 from headwater.destinations.iceberg.schema import TABLE_PROPERTIES, check_ownership, create_table, evolve, ownership
 from headwater.destinations.iceberg.sessions import LakeSession, SessionPool
@@ -28,13 +29,25 @@ from headwater.destinations.iceberg.table import LakeTable
 from headwater.destinations.iceberg.types import lake_arrow_schema, lake_identifier, quote, spark_type
 from headwater.destinations.iceberg.watermark import EPOCH, PIPELINE_ID, find_watermark, snapshot_properties
 from headwater.destinations.iceberg.writer import MergeWriter, TableWriter
-from headwater.errors import DestinationError, HeadwaterError, Retry, SchemaError, ValueOutOfRange, WatermarkError
+from headwater.errors import (
+    ChangeRefused,
+    DestinationError,
+    HeadwaterError,
+    LakeTableError,
+    LakeTableTaken,
+    Retry,
+    SchemaError,
+    ValueOutOfRange,
+    WatermarkError,
+)
 from headwater.events import EventBatch, Step, TableRows
 from headwater.lsn import CommitLsn, EndLsn
 from headwater.schema.table import ReplicatedTableSchema, TableId
 from headwater.spark.frames import FrameSpool
 from headwater.spark.session import is_jvm_lost, translate
 from headwater.wire.spool import Spool
+
+_log = logging.getLogger(__name__)
 
 EPOCH_ENDED = "headwater.epoch-ended"
 COPY_ORDINAL = -1
@@ -77,7 +90,9 @@ class IcebergDestination(Destination):
         self._context = context
         self._writer = MergeWriter(spool)
         missing = MissingValues(spool, context.read_source_rows, self._count_source_rows)
-        self._apply = TableApply(self._store, self._writer, spool, missing, KnownWatermarks(), Spool(spool.disk()))
+        self._apply = TableApply(
+            self._store, context, self._writer, spool, missing, KnownWatermarks(), Spool(spool.disk())
+        )
 
     def shutdown(self) -> None:
         self._batches.shutdown(wait=True)
@@ -132,9 +147,10 @@ class IcebergDestination(Destination):
     def _write_batch(self, events: EventBatch, result: WriteEventsResult) -> None:
         """Every table by itself: one that cannot go on is told by its name, the others of the batch are durable."""
         try:
-            written, failed = self._write_tables(
-                {table: list(steps) for table, steps in events.tables.items() if steps}
-            )
+            work = {table: list(steps) for table, steps in events.tables.items() if steps}
+            applied, failed = self._write_tables(work)
+            written = {table: part.metadata for table, part in applied.items()}
+            result.missed(_told_missed(work, applied))
             for error in failed.values():
                 if not _is_the_tables_own(error):
                     raise error
@@ -151,8 +167,8 @@ class IcebergDestination(Destination):
 
     def _write_tables(
         self, work: dict[TableId, list[Step]]
-    ) -> tuple[dict[TableId, DestinationTableMetadata], dict[TableId, HeadwaterError]]:
-        written: dict[TableId, DestinationTableMetadata] = {}
+    ) -> tuple[dict[TableId, Applied], dict[TableId, HeadwaterError]]:
+        written: dict[TableId, Applied] = {}
         failed: dict[TableId, HeadwaterError] = {}
         futures = {table: self._tables.submit(self._write_table, table, steps) for table, steps in work.items()}
         # All of them to the end: a batch is tried again only when nothing of it is under way any more.
@@ -170,7 +186,7 @@ class IcebergDestination(Destination):
             return recorded is not None
         return recorded.watermark.epoch == metadata.watermark.epoch
 
-    def _write_table(self, table_id: TableId, steps: list[Step]) -> DestinationTableMetadata:
+    def _write_table(self, table_id: TableId, steps: list[Step]) -> Applied:
         assert self._apply is not None, "start() comes first"
         with self._sessions.session(f"apply changes to {steps[-1].schema.name}") as session:
             return self._apply.apply(session, table_id, steps)
@@ -187,12 +203,17 @@ class IcebergDestination(Destination):
             rows.epoch,
             CommitLsn(rows.start_lsn.value),
             COPY_ORDINAL,
+            self._context.database_oid,
+            schema.id,
+            self._context.timeline() or 0,
+            self._context.run_token,
         )
         frame = rows.dataframe.select(
             *(functions.col(quote(field.name)).cast(spark_type(field.type)).alias(field.name) for field in columns)
         )
         try:
-            self._writer.replace(session, table, frame, snapshot_properties(mark, opens_epoch=True))
+            properties = snapshot_properties(mark, opens_epoch=True)
+            self._writer.replace(session, table, table.snapshot_id, frame, properties)
         except Exception as error:
             if is_jvm_lost(error):
                 raise
@@ -254,6 +275,20 @@ class IcebergDestination(Destination):
         return str(Path(tempfile.gettempdir()) / f"headwater-{os.getuid()}" / f"spool-{which}")
 
 
+def _told_missed(work: dict[TableId, list[Step]], applied: dict[TableId, Applied]) -> dict[TableId, int]:
+    """Once for each batch and table. A mirror that is exact has none."""
+    missed = {table: part.missed for table, part in applied.items() if part.missed}
+    for table, count in missed.items():
+        _log.warning(
+            "table %s: %d updates or deletes found no row in the lake; compare its replica identity with its partitions'",
+            work[table][-1].schema.name,
+            count,
+        )
+    return missed
+
+
 def _is_the_tables_own(error: HeadwaterError) -> bool:
     """Trouble that no other table has and that no second attempt mends (invariant 15)."""
+    if isinstance(error, (ChangeRefused, LakeTableError, LakeTableTaken)):
+        return True
     return isinstance(error, (WatermarkError, SchemaError, ValueOutOfRange)) and error.retry is not Retry.TIMED

@@ -39,7 +39,8 @@ TABLE_PROPERTIES: dict[str, str] = {
     "write.parquet.compression-codec": "zstd",
     # Every batch makes a metadata file; without this they stay for ever.
     "write.metadata.delete-after-commit.enabled": "true",
-    "write.metadata.previous-versions-max": "20",
+    # They also tell what an expired snapshot was: a run of maintenance makes 10 to 30 of them.
+    "write.metadata.previous-versions-max": "50",
 }
 
 
