@@ -132,23 +132,35 @@ class Lake:
     settings: IcebergSettings
     store: MemoryStore = field(default_factory=MemoryStore)
     source: dict[Any, tuple[Any, ...]] = field(default_factory=dict)
+    timeline: int = 1
 
     def __post_init__(self) -> None:
+        self.start()
+
+    def start(self, system_identifier: str = "7001", database_oid: int = 5) -> None:
+        """A new run, of this cluster and database or of another one."""
         self.destination = IcebergDestination(self.spark, self.store, self.settings)
-        self.destination.start(RunContext(1, "7001", self._read_source))
+        self.destination.start(
+            RunContext(1, system_identifier, self._read_source, database_oid, "a run", lambda: self.timeline)
+        )
 
     def _read_source(self, schema: ReplicatedTableSchema, keys: pa.Table) -> pa.Table:
         wanted = [tuple(row.values()) for row in keys.to_pylist()]
         return rows_table(arrow_schema(schema), [self.source[key] for key in wanted if key in self.source])
 
     def copy(
-        self, schema: ReplicatedTableSchema, rows: Sequence[tuple[Any, ...]], lsn: int = 100, epoch: str = "e1"
+        self,
+        schema: ReplicatedTableSchema,
+        rows: Sequence[tuple[Any, ...]],
+        lsn: int = 100,
+        epoch: str = "e1",
+        take_over: bool = False,
     ) -> None:
         table = rows_table(arrow_schema(schema), rows)
         lake = lake_arrow_schema(schema)
         frame = self.spark.createDataFrame(to_lake(table, lake), spark_schema(lake))
         result = WriteTableRowsResult()
-        rows_of_copy = TableRows(epoch, EndLsn(lsn), lambda: frame, lambda: iter(table.to_batches()))
+        rows_of_copy = TableRows(epoch, EndLsn(lsn), lambda: frame, lambda: iter(table.to_batches()), take_over)
         self.store.store_table_schema(schema.table_schema)
         finish(result, lambda: self.destination.write_table_rows(schema, rows_of_copy, result))
 

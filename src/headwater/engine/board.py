@@ -24,7 +24,7 @@ from headwater.engine.retry import Backoff
 from headwater.errors import HeadwaterError, Retry
 from headwater.observability.progress import Progress
 from headwater.schema.table import TableId, TableName
-from headwater.states import INIT, Actor, Phase, TableState, check_transition, errored
+from headwater.states import INIT, Actor, Phase, TableState, carried, check_transition, errored
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +105,9 @@ class Board:
                     self._memberships[table_id] = membership
                 self._failures.pop(table_id, None)
             if state is not None and state.phase is not Phase.INIT:
-                self.move(table_id, INIT, Actor.USER)
+                asked = self._store.get_table_state(table_id)
+                wanted = asked is not None and asked.phase is Phase.INIT and asked.take_over
+                self.move(table_id, replace(INIT, take_over=wanted), Actor.USER)
 
     def changed_outside(self) -> list[TableId]:
         """Tables that somebody has set to Init in the store, and that are not there here. Only reads."""
@@ -174,7 +176,8 @@ class Board:
                     if before is None or before != only_from.get(table_id, before):
                         continue
                     check_transition(table_id, before, state, actor)
-                    changes.append((table_id, before, replace(state, membership=self._memberships.get(table_id, ""))))
+                    after = replace(carried(before, state), membership=self._memberships.get(table_id, ""))
+                    changes.append((table_id, before, after))
             recorded = [(table_id, state) for table_id, _, state in changes if state.persisted]
             if recorded:
                 self._store.update_table_states(recorded)

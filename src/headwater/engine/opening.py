@@ -22,7 +22,7 @@ from headwater.source.slot_check import SlotVerdict
 from headwater.source.slot_errors import LineageLost, SlotBeingSynced, SlotInUse, StandbyBehind
 from headwater.source.slots import apply_slot_name, create_slot, drop_slot, inspect_slot, make_failover, sync_slots
 from headwater.source.timeline import ServerHistory, server_history
-from headwater.states import AFTER_CRASH, Phase, TableState
+from headwater.states import AFTER_CRASH, Phase, TableState, carried
 from headwater.wire.connection import WireConnection
 
 log = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ def settle_states(
             state = TableState(Phase.INIT)
             run.store.update_table_state(table.id, state)
         if state is not None and AFTER_CRASH[state.phase] is not state.phase:
-            state = TableState(AFTER_CRASH[state.phase])
+            state = carried(state, TableState(AFTER_CRASH[state.phase]))
             run.store.update_table_state(table.id, state)
         run.board.load(table.id, table.name, state, str(member) if member is not None else "")
 

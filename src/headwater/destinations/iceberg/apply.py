@@ -18,6 +18,7 @@ from headwater.contracts.stores import DestinationStore, DestinationTableMetadat
 from headwater.destinations.iceberg.missing import MissingValues, Target
 from headwater.destinations.iceberg.net import NetChanges, net_changes
 from headwater.destinations.iceberg.outcome import Outcome, outcome_of
+from headwater.destinations.iceberg.owner import Owner, check_for_changes
 from headwater.destinations.iceberg.parts import delta_in_parts, net_in_parts
 from headwater.destinations.iceberg.refuse import checked, refused
 from headwater.destinations.iceberg.schema import evolve, renamed_columns
@@ -111,6 +112,7 @@ class TableApply:
         missed = 0
         for attempt in range(_ATTEMPTS + 1):
             table = self._look(session, metadata.destination_table_id, name, table, last_error)
+            check_for_changes(table, Owner.of(self.context, table_id), steps[-1].schema)
             found = self.known.of(table_id, table)
             mark = check_lineage(name, found, metadata.watermark, self.context.timeline())
             rest = steps_after(steps, mark)

@@ -22,12 +22,13 @@ from headwater.contracts.results import DropTableForCopyResult, WriteEventsResul
 from headwater.contracts.stores import DestinationStore, DestinationTableMetadata, SchemaStatus, Watermark
 from headwater.destinations.iceberg.apply import Applied, KnownWatermarks, TableApply
 from headwater.destinations.iceberg.missing import MissingValues
-from headwater.destinations.iceberg.schema import TABLE_PROPERTIES, check_ownership, create_table, evolve, ownership
+from headwater.destinations.iceberg.owner import Owner, Writers, check_for_copy
+from headwater.destinations.iceberg.schema import TABLE_PROPERTIES, create_table, evolve
 from headwater.destinations.iceberg.sessions import LakeSession, SessionPool
 from headwater.destinations.iceberg.settings import IcebergSettings
 from headwater.destinations.iceberg.table import LakeTable
 from headwater.destinations.iceberg.types import lake_arrow_schema, lake_identifier, quote, spark_type
-from headwater.destinations.iceberg.watermark import EPOCH, PIPELINE_ID, find_watermark, snapshot_properties
+from headwater.destinations.iceberg.watermark import EPOCH, find_watermark, snapshot_properties
 from headwater.destinations.iceberg.writer import MergeWriter, TableWriter
 from headwater.errors import (
     ChangeRefused,
@@ -68,6 +69,7 @@ class IcebergDestination(Destination):
         self._tables = ThreadPoolExecutor(settings.max_parallel_tables, thread_name_prefix="headwater-lake-table")
         self._count_lock = threading.Lock()
         self._create_lock = threading.Lock()
+        self._writers = Writers()
         self._source_rows_read = 0
         self._context: RunContext | None = None
         self._writer: TableWriter | None = None
@@ -133,7 +135,11 @@ class IcebergDestination(Destination):
         self, replicated_table_schema: ReplicatedTableSchema, table_rows: TableRows, result: WriteTableRowsResult
     ) -> None:
         try:
-            with self._copy_sessions.session(f"copy {replicated_table_schema.name}") as session:
+            identifier = lake_identifier(self._settings.catalog, replicated_table_schema.name)
+            with (
+                self._writers.writing(identifier, replicated_table_schema.id, replicated_table_schema.name),
+                self._copy_sessions.session(f"copy {replicated_table_schema.name}") as session,
+            ):
                 metadata = self._copy(session, replicated_table_schema, table_rows)
             self._store.store_destination_table_metadata(replicated_table_schema.id, metadata)
         except Exception as error:
@@ -188,7 +194,12 @@ class IcebergDestination(Destination):
 
     def _write_table(self, table_id: TableId, steps: list[Step]) -> Applied:
         assert self._apply is not None, "start() comes first"
-        with self._sessions.session(f"apply changes to {steps[-1].schema.name}") as session:
+        schema, metadata = steps[-1].schema, self._store.get_destination_table_metadata(table_id)
+        identifier = "" if metadata is None else metadata.destination_table_id
+        with (
+            self._writers.writing(identifier or f"table {table_id}", table_id, schema.name),
+            self._sessions.session(f"apply changes to {schema.name}") as session,
+        ):
             return self._apply.apply(session, table_id, steps)
 
     def _copy(self, session: LakeSession, schema: ReplicatedTableSchema, rows: TableRows) -> DestinationTableMetadata:
@@ -196,7 +207,7 @@ class IcebergDestination(Destination):
         assert self._context is not None, "start() comes first"
         assert self._writer is not None
         columns = lake_arrow_schema(schema)
-        table = self._table_for_copy(session, schema)
+        table = self._table_for_copy(session, schema, rows.take_over)
         mark = Watermark(
             self._context.pipeline_id,
             self._context.system_identifier,
@@ -225,15 +236,16 @@ class IcebergDestination(Destination):
             table.identifier, schema.table_schema.snapshot_id, schema.replication_mask, SchemaStatus.APPLIED, mark
         )
 
-    def _table_for_copy(self, session: LakeSession, schema: ReplicatedTableSchema) -> LakeTable:
+    def _table_for_copy(self, session: LakeSession, schema: ReplicatedTableSchema, take_over: bool) -> LakeTable:
         assert self._context is not None
+        mine = Owner.of(self._context, schema.id)
         columns = lake_arrow_schema(schema)
         identifier = lake_identifier(self._settings.catalog, schema.name)
         table = LakeTable.load(session.spark, identifier)
         if table is None:
             # One at a time: IF NOT EXISTS is a look and an insert, and two tables may share their namespace.
             with self._create_lock:
-                create_table(session.spark, self._settings, self._context, schema.name, identifier, columns)
+                create_table(session.spark, self._settings, mine, schema.name, identifier, columns)
             table = LakeTable.load(session.spark, identifier)
             if table is None:
                 raise DestinationError(
@@ -241,10 +253,8 @@ class IcebergDestination(Destination):
                     detail=f"the catalog does not list {identifier}",
                     hint="Check that nobody drops tables in this catalog; the copy is tried again.",
                 )
-        check_ownership(table, self._context)
-        table.set_properties(
-            TABLE_PROPERTIES | dict(self._settings.table_properties) | ownership(schema.name, self._context)
-        )
+        check_for_copy(table, mine, self._store, name=schema.name, take_over=take_over)
+        table.set_properties(TABLE_PROPERTIES | dict(self._settings.table_properties) | mine.properties(schema.name))
         evolve(session.spark, table, columns, {}, rows_are_replaced=True)
         table.refresh()
         return table
@@ -254,7 +264,8 @@ class IcebergDestination(Destination):
         metadata = self._store.get_destination_table_metadata(schema.id)
         identifier = lake_identifier(self._settings.catalog, schema.name)
         table = LakeTable.load(session.spark, metadata.destination_table_id if metadata is not None else identifier)
-        if table is None or table.property(PIPELINE_ID) != str(self._context.pipeline_id):
+        owner = None if table is None else Owner.read(table)
+        if table is None or owner is None or not owner.is_same(Owner.of(self._context, schema.id)):
             return
         epoch = next((summary[EPOCH] for _, summary in table.history() if EPOCH in summary), None)
         if epoch is not None:
