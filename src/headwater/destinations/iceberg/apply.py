@@ -15,7 +15,9 @@ import pyarrow as pa
 
 from headwater.contracts.destination import RunContext
 from headwater.contracts.stores import DestinationStore, DestinationTableMetadata, SchemaStatus, Watermark
+from headwater.destinations.iceberg.look import table_is_gone
 from headwater.destinations.iceberg.missing import MissingValues, Target
+from headwater.destinations.iceberg.names import renamed_schema, step_in_lake_names
 from headwater.destinations.iceberg.net import NetChanges, net_changes
 from headwater.destinations.iceberg.outcome import Outcome, outcome_of
 from headwater.destinations.iceberg.owner import Owner, check_for_changes
@@ -33,7 +35,7 @@ from headwater.destinations.iceberg.watermark import (
     steps_after,
 )
 from headwater.destinations.iceberg.writer import TableWriter
-from headwater.errors import DestinationError, HeadwaterError, LakeCommitUnknown, WatermarkError
+from headwater.errors import DestinationError, HeadwaterError, LakeCommitUnknown
 from headwater.events import ChangeRun, Step, TruncateStep
 from headwater.schema.table import TableId
 from headwater.spark.frames import FrameSpool
@@ -112,7 +114,7 @@ class TableApply:
         missed = 0
         for attempt in range(_ATTEMPTS + 1):
             table = self._look(session, metadata.destination_table_id, name, table, last_error)
-            check_for_changes(table, Owner.of(self.context, table_id), steps[-1].schema)
+            check_for_changes(table, Owner.of(self.context, table_id), name)
             found = self.known.of(table_id, table)
             mark = check_lineage(name, found, metadata.watermark, self.context.timeline())
             rest = steps_after(steps, mark)
@@ -160,11 +162,7 @@ class TableApply:
                 hint="Check that the lake's catalog and storage can be reached. The batch is tried again, nothing twice.",
             ) from error
         if loaded is None:
-            raise WatermarkError(
-                f"lake table {name} is gone",
-                detail=f"the store recorded it as {identifier}",
-                hint=f"Run `headwater resync` for {name} to copy the table again.",
-            )
+            raise table_is_gone(name, identifier)
         return loaded
 
     def _ours(self, table_id: TableId, mark: Watermark) -> Watermark:
@@ -180,6 +178,7 @@ class TableApply:
 
     def _write(self, commit: _Commit, start: int, steps: list[Step]) -> int:
         """One lake commit per run, a truncate together with the run after it. Returns how many changes found no row."""
+        steps = [step_in_lake_names(step) for step in steps]
         runs = [checked(step) for step in steps if isinstance(step, ChangeRun)]
         missed = 0
         if isinstance(steps[0], TruncateStep):
@@ -251,7 +250,7 @@ class TableApply:
     def _in_step(self, commit: _Commit, step: Step, *, rows_are_replaced: bool) -> None:
         schema, spark = step.schema, commit.session.spark
         before = self.store.get_table_schema(schema.id, commit.metadata.snapshot_id)
-        renamed = renamed_columns(before, schema.table_schema)
+        renamed = renamed_columns(None if before is None else renamed_schema(before), schema.table_schema)
         evolve(spark, commit.table, lake_arrow_schema(schema), renamed, rows_are_replaced=rows_are_replaced)
 
 

@@ -11,7 +11,7 @@ import logging
 import os
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,25 +21,21 @@ from headwater.contracts.destination import Destination, RunContext
 from headwater.contracts.results import DropTableForCopyResult, WriteEventsResult, WriteTableRowsResult
 from headwater.contracts.stores import DestinationStore, DestinationTableMetadata, SchemaStatus, Watermark
 from headwater.destinations.iceberg.apply import Applied, KnownWatermarks, TableApply
+from headwater.destinations.iceberg.look import LakeLook, look_at
 from headwater.destinations.iceberg.missing import MissingValues
+from headwater.destinations.iceberg.names import in_lake_names, lake_names, names_property, source_schema
 from headwater.destinations.iceberg.owner import Owner, Writers, check_for_copy
 from headwater.destinations.iceberg.schema import TABLE_PROPERTIES, create_table, evolve
 from headwater.destinations.iceberg.sessions import LakeSession, SessionPool
 from headwater.destinations.iceberg.settings import IcebergSettings
 from headwater.destinations.iceberg.table import LakeTable
+from headwater.destinations.iceberg.troubles import Troubles
 from headwater.destinations.iceberg.types import lake_arrow_schema, lake_identifier, quote, spark_type
 from headwater.destinations.iceberg.watermark import EPOCH, find_watermark, snapshot_properties
 from headwater.destinations.iceberg.writer import MergeWriter, TableWriter
 from headwater.errors import (
-    ChangeRefused,
     DestinationError,
     HeadwaterError,
-    LakeTableError,
-    LakeTableTaken,
-    Retry,
-    SchemaError,
-    ValueOutOfRange,
-    WatermarkError,
 )
 from headwater.events import EventBatch, Step, TableRows
 from headwater.lsn import CommitLsn, EndLsn
@@ -70,6 +66,8 @@ class IcebergDestination(Destination):
         self._count_lock = threading.Lock()
         self._create_lock = threading.Lock()
         self._writers = Writers()
+        self._troubles = Troubles(self._lake_works)
+        self._looks: dict[TableId, LakeLook] = {}
         self._source_rows_read = 0
         self._context: RunContext | None = None
         self._writer: TableWriter | None = None
@@ -102,23 +100,38 @@ class IcebergDestination(Destination):
 
     def furthest_position(self, table_ids: Sequence[TableId]) -> EndLsn | None:
         """Looked up in the lake itself: it is ahead of the store after a crash, or when the store went back."""
+        # Another copy's position says nothing here; that it is another one's is told by `missing_tables`.
+        marks = (look.mark for look in self._look_at(table_ids).values() if look.is_recorded_copy)
+        return max((mark.position for mark in marks if mark is not None), default=None)
+
+    def missing_tables(self, table_ids: Sequence[TableId]) -> Mapping[TableId, HeadwaterError]:
+        """Gone, another owner's, without a watermark, of another copy, or behind what the store recorded."""
+        errors = {table: look.error for table, look in self._look_at(table_ids).items()}
+        return {table: error for table, error in errors.items() if error is not None}
+
+    def _look_at(self, table_ids: Sequence[TableId]) -> dict[TableId, LakeLook]:
+        """What the lake has of these tables. Both questions come one after the other, before any write: one load answers them."""
+        wanted = frozenset(table_ids)
+        with self._count_lock:
+            known, self._looks = self._looks, {}
+        if known.keys() == wanted:
+            return known
         try:
-            return max(
-                (mark for mark in self._tables.map(self._lake_position, table_ids) if mark is not None), default=None
-            )
+            found = dict(zip(table_ids, self._tables.map(self._look_at_table, table_ids), strict=True))
         except Exception as error:
             raise translate(error) from error
+        with self._count_lock:
+            self._looks = found
+        return found
 
-    def _lake_position(self, table_id: TableId) -> EndLsn | None:
+    def _look_at_table(self, table_id: TableId) -> LakeLook:
+        assert self._context is not None, "start() comes first"
         metadata = self._store.get_destination_table_metadata(table_id)
         if metadata is None:
-            return None
+            return LakeLook()
         with self._sessions.session(f"look at {metadata.destination_table_id}") as session:
             table = LakeTable.load(session.spark, metadata.destination_table_id)
-            mark = None if table is None else find_watermark(table.history())
-        recorded = metadata.watermark
-        # Another copy's position says nothing here; that it is another one's is told when a change comes.
-        return mark.position if mark is not None and recorded is not None and mark.epoch == recorded.epoch else None
+            return look_at(table, metadata, Owner.of(self._context, table_id), self._context.timeline())
 
     def drop_table_for_copy(
         self, replicated_table_schema: ReplicatedTableSchema, result: DropTableForCopyResult
@@ -157,9 +170,8 @@ class IcebergDestination(Destination):
             applied, failed = self._write_tables(work)
             written = {table: part.metadata for table, part in applied.items()}
             result.missed(_told_missed(work, applied))
-            for error in failed.values():
-                if not _is_the_tables_own(error):
-                    raise error
+            self._troubles.written(applied)
+            failed = self._troubles.judged(failed, {table: str(work[table][-1].schema.name) for table in failed})
             current = {table: metadata for table, metadata in written.items() if self._is_current(table, metadata)}
             if current:
                 self._store.store_destination_tables_metadata(current)
@@ -185,6 +197,25 @@ class IcebergDestination(Destination):
                 failed[table] = translate(error)
         return written, failed
 
+    def _lake_works(self, failing: TableId) -> bool:
+        """Whether a table can be loaded and a file written beside its data: another table's, if there is one."""
+        others = sorted(table for table in self._store.get_table_states() if table != failing)
+        for table_id in [*others[:1], failing]:
+            metadata = self._store.get_destination_table_metadata(table_id)
+            if metadata is None:
+                continue
+            try:
+                with self._sessions.session(f"look whether {metadata.destination_table_id} can be written") as session:
+                    table = LakeTable.load(session.spark, metadata.destination_table_id)
+                    if table is not None:
+                        table.write_probe()
+                        return True
+            except Exception as error:
+                if is_jvm_lost(error):
+                    return False
+                _log.info("the lake cannot be written either: %s", type(error).__name__)
+        return False
+
     def _is_current(self, table_id: TableId, metadata: DestinationTableMetadata) -> bool:
         """Whether the store still knows the copy these changes belong to: a newer one's record is not for us to replace."""
         recorded = self._store.get_destination_table_metadata(table_id)
@@ -206,8 +237,9 @@ class IcebergDestination(Destination):
         """One lake commit that replaces whatever the table holds; readers see the old rows until then."""
         assert self._context is not None, "start() comes first"
         assert self._writer is not None
-        columns = lake_arrow_schema(schema)
-        table = self._table_for_copy(session, schema, rows.take_over)
+        named = in_lake_names(schema)
+        columns = lake_arrow_schema(named)
+        table = self._table_for_copy(session, named, rows.take_over)
         mark = Watermark(
             self._context.pipeline_id,
             self._context.system_identifier,
@@ -220,7 +252,10 @@ class IcebergDestination(Destination):
             self._context.run_token,
         )
         frame = rows.dataframe.select(
-            *(functions.col(quote(field.name)).cast(spark_type(field.type)).alias(field.name) for field in columns)
+            *(
+                functions.col(quote(column.name)).cast(spark_type(field.type)).alias(field.name)
+                for column, field in zip(schema.columns, columns, strict=True)
+            )
         )
         try:
             properties = snapshot_properties(mark, opens_epoch=True)
@@ -238,7 +273,7 @@ class IcebergDestination(Destination):
 
     def _table_for_copy(self, session: LakeSession, schema: ReplicatedTableSchema, take_over: bool) -> LakeTable:
         assert self._context is not None
-        mine = Owner.of(self._context, schema.id)
+        mine, source = Owner.of(self._context, schema.id), source_schema(schema).table_schema
         columns = lake_arrow_schema(schema)
         identifier = lake_identifier(self._settings.catalog, schema.name)
         table = LakeTable.load(session.spark, identifier)
@@ -254,8 +289,14 @@ class IcebergDestination(Destination):
                     hint="Check that nobody drops tables in this catalog; the copy is tried again.",
                 )
         check_for_copy(table, mine, self._store, name=schema.name, take_over=take_over)
-        table.set_properties(TABLE_PROPERTIES | dict(self._settings.table_properties) | mine.properties(schema.name))
+        table.set_properties(
+            TABLE_PROPERTIES
+            | dict(self._settings.table_properties)
+            | mine.properties(schema.name)
+            | names_property(source)
+        )
         evolve(session.spark, table, columns, {}, rows_are_replaced=True)
+        table.set_comments({lake: f'column "{name}" of the source' for name, lake in lake_names(source).items()})
         table.refresh()
         return table
 
@@ -296,10 +337,3 @@ def _told_missed(work: dict[TableId, list[Step]], applied: dict[TableId, Applied
             count,
         )
     return missed
-
-
-def _is_the_tables_own(error: HeadwaterError) -> bool:
-    """Trouble that no other table has and that no second attempt mends (invariant 15)."""
-    if isinstance(error, (ChangeRefused, LakeTableError, LakeTableTaken)):
-        return True
-    return isinstance(error, (WatermarkError, SchemaError, ValueOutOfRange)) and error.retry is not Retry.TIMED

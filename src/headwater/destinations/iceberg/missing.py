@@ -15,6 +15,7 @@ import pyarrow as pa
 from pyspark.sql import functions
 
 from headwater.destinations.iceberg.keys import encode_rows
+from headwater.destinations.iceberg.names import source_schema
 from headwater.destinations.iceberg.net import NetChanges, Pending
 from headwater.destinations.iceberg.refuse import value_is_gone
 from headwater.destinations.iceberg.sessions import LakeSession
@@ -104,9 +105,12 @@ class MissingValues:
         return rows.select(columns).cast(pa.schema([lake.field(name) for name in columns]))
 
     def _read_source(self, schema: ReplicatedTableSchema, keys: pa.Table) -> pa.Table:
-        types = arrow_schema(schema)
-        rows = self.read_source_rows(schema, keys.cast(pa.schema([types.field(name) for name in schema.key])))
-        return to_lake(rows, lake_arrow_schema(schema))
+        source = source_schema(schema)
+        types = arrow_schema(source)
+        wanted = keys.select(schema.key).rename_columns(source.key)
+        rows = self.read_source_rows(source, wanted.cast(pa.schema([types.field(name) for name in source.key])))
+        lake = lake_arrow_schema(schema)
+        return to_lake(rows.rename_columns(lake.names), lake)
 
 
 def _left_to_later(

@@ -17,7 +17,7 @@ from headwater.contracts.stores import DestinationStore
 from headwater.destinations.iceberg.table import LakeTable
 from headwater.destinations.iceberg.watermark import DATABASE_OID, PIPELINE_ID, SYSTEM_IDENTIFIER, TABLE_OID
 from headwater.errors import LakeTableTaken, Retry
-from headwater.schema.table import ReplicatedTableSchema, TableId, TableName
+from headwater.schema.table import TableId, TableName
 
 SOURCE_TABLE = "headwater.source-table"
 
@@ -90,7 +90,7 @@ def check_for_copy(table: LakeTable, mine: Owner, store: DestinationStore, *, na
         raise _still_written(name, table.identifier, owner.table_id)
 
 
-def check_for_changes(table: LakeTable, mine: Owner, schema: ReplicatedTableSchema) -> None:
+def check_for_changes(table: LakeTable, mine: Owner, name: TableName | str) -> None:
     """May changes of this source table be applied to it?"""
     owner = Owner.read(table)
     if owner is None or owner.is_same(mine):
@@ -98,10 +98,10 @@ def check_for_changes(table: LakeTable, mine: Owner, schema: ReplicatedTableSche
     if owner.has_same_source(mine):
         raise LakeTableTaken(
             f"lake table {table.identifier} holds another source table now",
-            detail=f"it belongs to table {owner.table_id}; changes of {schema.name} are of table {mine.table_id}",
+            detail=f"it belongs to table {owner.table_id}; changes of {name} are of table {mine.table_id}",
             hint="The table is copied again, to the lake table of its present name.",
         )
-    raise _not_ours(schema.name, table, str(owner), mine)
+    raise _not_ours(name, table, str(owner), mine)
 
 
 class Writers:
@@ -136,7 +136,7 @@ def _still_written(name: TableName, identifier: str, other: int) -> LakeTableTak
     )
 
 
-def _not_ours(name: TableName, table: LakeTable, whose: str, mine: Owner) -> LakeTableTaken:
+def _not_ours(name: TableName | str, table: LakeTable, whose: str, mine: Owner) -> LakeTableTaken:
     return LakeTableTaken(
         f"lake table {table.identifier} has rows that this pipeline did not write",
         detail=f"it belongs to {whose}; this is {mine}",

@@ -8,6 +8,7 @@ snapshot, which carries the watermark, from being expired by others (invariants 
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -113,6 +114,26 @@ class LakeTable:
 
     def update_schema(self) -> Any:
         return self._table.updateSchema()
+
+    def set_comments(self, wanted: Mapping[str, str]) -> None:
+        """What columns say of themselves: one metadata commit, or none if nothing differs."""
+        schema = self._table.schema()
+        differing = {name: comment for name, comment in wanted.items() if schema.findField(name).doc() != comment}
+        if differing:
+            update = self._table.updateSchema()
+            for name, comment in differing.items():
+                update = update.updateColumnDoc(name, comment)
+            update.commit()
+
+    def write_probe(self) -> None:
+        """Write and remove a small file where this table's data files go, as they are written; raises if that fails."""
+        file = self._table.locationProvider().newDataLocation(f"headwater-probe-{uuid.uuid4().hex}")
+        stream = self._table.io().newOutputFile(file).createOrOverwrite()
+        try:
+            stream.write(bytearray(b"headwater"))
+        finally:
+            stream.close()
+            self._table.io().deleteFile(file)
 
     def stage(self, start: int) -> str:
         """Put the staging branch at the snapshot that was looked at, and return its name in SQL.
