@@ -171,6 +171,18 @@ class WatermarkError(DestinationError):
     default_retry = Retry.NEVER
 
 
+class ChangeRefused(DestinationError):
+    """A change that cannot be applied to its table as it is. Always that table's own; a new copy of it is exact again."""
+
+
+class LakeTableError(DestinationError):
+    """Writes to one lake table fail while the lake and its other tables work. Always that table's own."""
+
+
+class LakeTableTaken(DestinationError):
+    """A lake table belongs to another source table, pipeline, database or cluster; nothing was written."""
+
+
 class SparkLost(HeadwaterError):
     """The JVM that runs Spark is gone; commits under way are unknown."""
 

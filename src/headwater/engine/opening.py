@@ -23,7 +23,7 @@ from headwater.source.slot_check import SlotVerdict
 from headwater.source.slot_errors import LineageLost, SlotBeingSynced, SlotInUse, StandbyBehind
 from headwater.source.slots import apply_slot_name, create_slot, drop_slot, inspect_slot, make_failover, sync_slots
 from headwater.source.timeline import ServerHistory, server_history
-from headwater.states import AFTER_CRASH, INIT, Phase
+from headwater.states import AFTER_CRASH, INIT, Phase, carried
 from headwater.wire.connection import WireConnection
 
 log = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ def settle_states(run: Run, connection: Connection, tables: Sequence[PublishedTa
                 state, fingerprint = replace(INIT, copied=state.copied), None
                 run.store.update_table_state(table.id, state)
         elif state is not None and AFTER_CRASH[state.phase] is not state.phase:
-            state = replace(INIT, copied=state.copied)
+            state = carried(state, replace(INIT, copied=state.copied))
             run.store.update_table_state(table.id, state)
         run.board.load(table.id, table.name, state, fingerprint)
 
