@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import psycopg
+import pyarrow as pa
 
 from headwater.errors import Retry
 from headwater.schema.table import TableName
@@ -209,8 +210,8 @@ class CatalogRun(ABC):
                 continue
             try:
                 comparison = self.compare(table)
-            except LookupError as error:
-                found[table.name] = str(error)
+            except (LookupError, OSError, pa.ArrowException) as error:
+                found[table.name] = f"{table.name} cannot be compared: {error}"
                 continue
             if not comparison.equal:
                 found[table.name] = str(comparison)
