@@ -89,7 +89,9 @@ class Generator:
 
     def _tables(self) -> list[Table]:
         rows = self._database.execute(_TABLES)
-        return [Table(name, parted, leaf, dict(zip(cols, types, strict=True))) for name, parted, leaf, cols, types in rows]
+        return [
+            Table(name, parted, leaf, dict(zip(cols, types, strict=True))) for name, parted, leaf, cols, types in rows
+        ]
 
     def _name(self, prefix: str) -> str:
         self._fresh += 1
@@ -263,7 +265,11 @@ class Generator:
                 [f"{alter} add table {table.name}"],
                 [f"{alter} drop table {table.name}", rows, f"{alter} add table {table.name}"],
                 [f"{alter} drop table {table.name}", f"{alter} add table {table.name} where (id > 5)", rows],
-                [f"{alter} set (publish = 'insert')", rows, f"{alter} set (publish = 'insert, update, delete, truncate')"],
+                [
+                    f"{alter} set (publish = 'insert')",
+                    rows,
+                    f"{alter} set (publish = 'insert, update, delete, truncate')",
+                ],
                 [f"{alter} rename to away", rows, "alter publication away rename to shop"],
                 [f"{alter} owner to pg_monitor"],
                 [

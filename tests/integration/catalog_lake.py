@@ -48,7 +48,10 @@ class LakeRun(CatalogRun):
 
         class Counting(IcebergDestination):
             def write_table_rows(
-                self, replicated_table_schema: ReplicatedTableSchema, table_rows: TableRows, result: WriteTableRowsResult
+                self,
+                replicated_table_schema: ReplicatedTableSchema,
+                table_rows: TableRows,
+                result: WriteTableRowsResult,
             ) -> None:
                 copies.append(Copy(replicated_table_schema.name, replicated_table_schema.id))
                 super().write_table_rows(replicated_table_schema, table_rows, result)
