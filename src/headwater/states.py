@@ -52,9 +52,9 @@ class TableState:
     reason: str = ""
     solution: str = ""
     retry_policy: RetryPolicy | None = None
-    membership: str = field(default="", compare=False)
-    """What made the table a member of the publication when it was copied; empty where nobody knows. Travels with the
-    state and tells no two states apart."""
+    copied: bool = field(default=False, compare=False)
+    """Whether a copy of the table was completed before: `table_sync_copy` skips the first one only. Travels with the state and
+    tells no two states apart."""
 
     def __str__(self) -> str:
         return f"{self.phase.value}({self.lsn})" if self.lsn is not None else self.phase.value
@@ -141,7 +141,7 @@ def state_to_json(state: TableState) -> dict[str, Any]:
             "next_retry": policy.next_retry.isoformat() if policy.next_retry else None,
             "attempts": policy.attempts,
         },
-        "membership": state.membership,
+        "copied": state.copied,
     }
 
 
@@ -159,5 +159,6 @@ def state_from_json(value: dict[str, Any]) -> TableState:
             datetime.fromisoformat(retry["next_retry"]) if retry["next_retry"] else None,
             retry["attempts"],
         ),
-        membership=value.get("membership", ""),
+        # Recorded by a version that did not say: whatever was copied has a phase behind it that only a copy leads to.
+        copied=value.get("copied", value["phase"] in (Phase.SYNC_DONE, Phase.READY)),
     )

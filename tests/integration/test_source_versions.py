@@ -8,8 +8,8 @@ import pytest
 from headwater.contracts.stores import APPLY
 from headwater.lsn import EndLsn
 from headwater.source.catalog import load_table_schemas
+from headwater.source.fingerprint import from_text, read_fingerprints, to_text
 from headwater.source.lock import PipelineLock, is_locked
-from headwater.source.membership import memberships
 from headwater.source.preflight import Severity, run_preflight
 from headwater.source.publication import published_tables
 from headwater.source.rows import read_rows
@@ -45,10 +45,10 @@ def test_every_question_has_an_answer(database: Database) -> None:
         assert read_rows(session, schema, pa.table({"id": pa.array([1, 2], pa.int32())})).to_pylist() == [
             {"id": 1, "x": "a"}
         ]
-        members = memberships(session, "p")
-        assert [str(members[table.id].name) for table in tables] == ["public.m", "public.t"]
-        assert len(members[tables[0].id].nodes) == 1
-        assert all(member.ties and member.continues(str(member)) for member in members.values())
+        looked = read_fingerprints(session, "p")
+        assert [str(looked[table.id].table_name) for table in tables] == ["public.m", "public.t"]
+        assert [(part.name, part.born) for part in looked[tables[0].id].parts] == [("m1", True)]
+        assert all(from_text(to_text(found)) == found for found in looked.values())
         assert not is_locked(session, 1)
         findings = run_preflight(session, "p", pipeline_id=1)
         assert [finding for finding in findings if finding.severity is Severity.ERROR] == []

@@ -6,6 +6,7 @@ Only state is changed here. The lake keeps its rows until the new copy replaces 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -56,7 +57,7 @@ def _all(pipeline: Controlled) -> int:
     except PipelineLocked:
         # It runs, so its slot is alive, and new copies are all that is wanted.
         states = pipeline.store.get_table_states()
-        pipeline.store.update_table_states([(table, INIT) for table in states])
+        _ask(pipeline, list(states))
         return len(states)
     try:
         return _all_with_a_new_slot(pipeline)
@@ -84,5 +85,12 @@ def _wanted(pipeline: Controlled, tables: Sequence[str]) -> list[TableId]:
 
 
 def _some(pipeline: Controlled, tables: Sequence[TableId]) -> int:
-    pipeline.store.update_table_states([(table, INIT) for table in tables])
+    _ask(pipeline, tables)
     return len(tables)
+
+
+def _ask(pipeline: Controlled, tables: Sequence[TableId]) -> None:
+    states = pipeline.store.get_table_states()
+    # That there was a copy before stays on record: a table whose first copy was skipped is copied now.
+    wanted = [(table, replace(INIT, copied=states.get(table, INIT).copied)) for table in tables]
+    pipeline.store.update_table_states(wanted)

@@ -129,6 +129,20 @@ class SchemaStore(ABC):
 class StateStore(ABC):
     """Table states, durable progress and destination metadata."""
 
+    def begin_run(self, token: str) -> None:  # noqa: B027 - optional
+        """This object writes for the run `token` from here on, and no earlier run writes any more.
+
+        Called by the pipeline, once a run, when it has the pipeline's lock and before anything is recorded. A lock can be lost
+        without the loser noticing (its process was stopped, its network was cut), so for a short while two runs may
+        both believe that they hold it. A store that another process can reach must record the token and refuse every
+        write of an object whose token is another one: in the same atomic step as the write, with PipelineLocked.
+        Objects on which this was never called belong to commands, which write beside a run on purpose. The default does
+        nothing, for stores that end with their process. Usual mistake: to look at the token first and write afterwards.
+        """
+
+    def check_run(self) -> None:  # noqa: B027 - optional
+        """Raise PipelineLocked if another run has begun since `begin_run`. Called when the lock was lost and taken again."""
+
     @abstractmethod
     def get_table_state(self, table_id: TableId) -> TableState | None: ...
 
@@ -176,6 +190,17 @@ class StateStore(ABC):
     @abstractmethod
     def record_lineage(self, lineage: Lineage) -> None:
         """Remember whom the recorded positions belong to. Called before the first position of a lineage is recorded."""
+
+    def get_table_fingerprints(self) -> Mapping[TableId, str]:
+        """All that `store_table_fingerprints` recorded, from storage. Called once, at start.
+
+        A fingerprint is what the catalog said of a table when it was copied; opaque text. The default keeps none: then
+        every start is in doubt about every table, says so, and copies it again.
+        """
+        return {}
+
+    def store_table_fingerprints(self, updates: Mapping[TableId, str]) -> None:  # noqa: B027 - optional
+        """Replace the fingerprints of these tables, all or none. Called when a copy is planned, and when the catalog changed."""
 
     @abstractmethod
     def get_destination_table_metadata(self, table_id: TableId) -> DestinationTableMetadata | None: ...
@@ -226,7 +251,10 @@ class TableStateLifecycleStore(ABC):
         self.apply_table_state_operation(TableStateOperation(OperationKind.PREPARE_FOR_COPY, table_id))
 
     def reset_table_states_for_resync(self) -> int:
-        """All states back to Init, no apply progress and no lineage; metadata, schemas and table sync progress are kept."""
+        """All states back to Init, no apply progress and no lineage; metadata, schemas and table sync progress are kept.
+
+        Whether a table was copied before (`TableState.copied`) is kept too.
+        """
         return self.apply_table_state_operation(TableStateOperation(OperationKind.RESET_FOR_RESYNC))
 
     def delete_table_state(self, table_id: TableId) -> None:

@@ -118,6 +118,7 @@ class ApplyWorker:
         # A new connection sends again whatever was not confirmed; what we held of it is dropped with the decoder.
         self._decoder = self._run_.decoder()
         self._position = self._slot.confirmed
+        self._run_.told.passed(self._position)
         self._filling_since = None
         self._backoff.reset()
         self._run_.progress.waiting(None)
@@ -206,6 +207,9 @@ class ApplyWorker:
         if changes is None:
             return None
         self._position = changes.end_lsn
+        self._ownership.check_leaves(changes.leaves)
+        self._run_.told.note(changes)
+        self._run_.told.passed(self._position)
         batch, changed = EventBatch.of(changes), self._ownership.take_changed()
         # Recorded before the batch is: once progress is past the change of schema, nothing else would bring the table back.
         for table in changed & self._run_.board.in_phase(Phase.READY, Phase.SYNC_DONE).keys():
@@ -315,7 +319,11 @@ class ApplyWorker:
         idle = self._decoder.idle_position
         if idle is not None and idle > self._position:
             self._position = idle
+            self._run_.told.passed(idle)
             self._confirm(idle)
+        elif self._run_.told.is_awaited and time.monotonic() - self._asked_at > _LOOK_SECONDS:
+            self._asked_at = time.monotonic()
+            self._stream.request_reply()
 
     # Hand-off
 

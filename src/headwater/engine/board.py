@@ -24,6 +24,7 @@ from headwater.engine.retry import Backoff
 from headwater.errors import HeadwaterError, Retry
 from headwater.observability.progress import Progress
 from headwater.schema.table import TableId, TableName
+from headwater.source.fingerprint import Fingerprint, to_text
 from headwater.states import INIT, Actor, Phase, TableState, check_transition, errored
 
 log = logging.getLogger(__name__)
@@ -41,7 +42,9 @@ class Board:
         Taken before any other lock of ours."""
         self._states: dict[TableId, TableState] = {}
         self._names: dict[TableId, TableName] = {}
-        self._memberships: dict[TableId, str] = {}
+        self._copied: set[TableId] = set()
+        self._fingerprints: dict[TableId, Fingerprint] = {}
+        """What the catalog said when each was copied, and since then; none while a table waits for its copy."""
         self._failures: dict[TableId, int] = {}
         self._being_written: frozenset[TableId] = frozenset()
         self.written_at_once = 0
@@ -59,18 +62,20 @@ class Board:
         with self._lock:
             self._listeners.remove(listener)
 
-    def load(self, table_id: TableId, name: TableName, state: TableState | None, membership: str = "") -> None:
-        """Take a table in as the store has it; one without a state begins at Init.
-
-        `membership` is what makes it a member now: it is recorded with every state from here on.
-        """
+    def load(
+        self, table_id: TableId, name: TableName, state: TableState | None, fingerprint: Fingerprint | None = None
+    ) -> None:
+        """Take a table in as the store has it; one without a state begins at Init."""
         with self._recording:
             if state is None:
-                state = replace(INIT, membership=membership)
+                state = INIT
                 self._store.update_table_state(table_id, state)
             with self._lock:
                 self._names[table_id], self._states[table_id] = name, state
-                self._memberships[table_id] = membership
+                if state.copied:
+                    self._copied.add(table_id)
+                if fingerprint is not None:
+                    self._fingerprints[table_id] = fingerprint
                 if state.retry_policy is not None:
                     self._failures[table_id] = state.retry_policy.attempts
             self._progress.table_state(table_id, str(name), str(state))
@@ -82,7 +87,8 @@ class Board:
             with self._lock:
                 self._states.pop(table_id, None)
                 self._names.pop(table_id, None)
-                self._memberships.pop(table_id, None)
+                self._copied.discard(table_id)
+                self._fingerprints.pop(table_id, None)
                 self._failures.pop(table_id, None)
             self._progress.table_removed(table_id)
         self._tell()
@@ -96,13 +102,11 @@ class Board:
                 self._names[table_id] = name
             self._progress.table_state(table_id, str(name), str(state))
 
-    def reset(self, table_id: TableId, membership: str | None = None) -> None:
+    def reset(self, table_id: TableId) -> None:
         """Back to Init, whatever the state: the table's worker must have ended. A whole budget of attempts is given."""
         with self.deciding, self._recording:
             with self._lock:
                 state = self._states.get(table_id)
-                if membership is not None and table_id in self._memberships:
-                    self._memberships[table_id] = membership
                 self._failures.pop(table_id, None)
             if state is not None and state.phase is not Phase.INIT:
                 self.move(table_id, INIT, Actor.USER)
@@ -117,6 +121,26 @@ class Board:
                 return [
                     table for table in asked if table in self._states and self._states[table].phase is not Phase.INIT
                 ]
+
+    def fingerprinted(self, fingerprints: Mapping[TableId, Fingerprint]) -> None:
+        """Record what the catalog says of tables, from now on what the next look is held against."""
+        with self._recording:
+            self._store.store_table_fingerprints({id: to_text(found) for id, found in fingerprints.items()})
+            with self._lock:
+                self._fingerprints.update({id: found for id, found in fingerprints.items() if id in self._states})
+
+    def fingerprint(self, table_id: TableId) -> Fingerprint | None:
+        with self._lock:
+            return self._fingerprints.get(table_id)
+
+    def fingerprints(self) -> Mapping[TableId, Fingerprint]:
+        with self._lock:
+            return dict(self._fingerprints)
+
+    def was_copied(self, table_id: TableId) -> bool:
+        """Whether a copy of the table was completed before, in this run or an earlier one."""
+        with self._lock:
+            return table_id in self._copied
 
     def get(self, table_id: TableId) -> TableState | None:
         with self._lock:
@@ -174,12 +198,18 @@ class Board:
                     if before is None or before != only_from.get(table_id, before):
                         continue
                     check_transition(table_id, before, state, actor)
-                    changes.append((table_id, before, replace(state, membership=self._memberships.get(table_id, ""))))
+                    copied = table_id in self._copied or state.phase is Phase.FINISHED_COPY
+                    changes.append((table_id, before, replace(state, copied=copied)))
             recorded = [(table_id, state) for table_id, _, state in changes if state.persisted]
             if recorded:
                 self._store.update_table_states(recorded)
             with self._lock:
                 self._states.update({table_id: state for table_id, _, state in changes})
+                for table_id, _, state in changes:
+                    if state.copied:
+                        self._copied.add(table_id)
+                    if state.phase is Phase.INIT:
+                        self._fingerprints.pop(table_id, None)
             for table_id, before, state in changes:
                 log.info("table %s: %s -> %s", self.name(table_id), before, state)
                 self._progress.table_state(table_id, self.name(table_id), str(state))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from headwater.config.pipeline import InvalidatedSlotBehavior
 from headwater.contracts.stores import APPLY
@@ -14,15 +15,15 @@ from headwater.engine.lineage import record_lineage, slot_position, slot_verdict
 from headwater.engine.run import Run
 from headwater.engine.slot_watch import NO_LOCK, SlotWatch
 from headwater.lsn import EndLsn
-from headwater.schema.table import TableId
-from headwater.source.membership import Membership
+from headwater.source.differences import differences
+from headwater.source.fingerprint import Fingerprint, Look, from_text
 from headwater.source.publication import PublishedTable
 from headwater.source.session import Connection
 from headwater.source.slot_check import SlotVerdict
 from headwater.source.slot_errors import LineageLost, SlotBeingSynced, SlotInUse, StandbyBehind
 from headwater.source.slots import apply_slot_name, create_slot, drop_slot, inspect_slot, make_failover, sync_slots
 from headwater.source.timeline import ServerHistory, server_history
-from headwater.states import AFTER_CRASH, Phase, TableState
+from headwater.states import AFTER_CRASH, INIT, Phase
 from headwater.wire.connection import WireConnection
 
 log = logging.getLogger(__name__)
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 _PASSING = (SlotInUse, SlotBeingSynced, StandbyBehind)
 _PASSES_WITHIN_SECONDS = 15.0
 _LOOK_SECONDS = 0.25
+_GOES_ON = (Phase.SYNC_DONE, Phase.READY)
 
 
 def open_slot(run: Run, admin: Connection) -> EndLsn:
@@ -93,9 +95,7 @@ def _watched(run: Run, admin: Connection, connection: WireConnection, name: str)
         watcher.join()
 
 
-def settle_states(
-    run: Run, connection: Connection, tables: Sequence[PublishedTable], members: Mapping[TableId, Membership]
-) -> None:
+def settle_states(run: Run, connection: Connection, tables: Sequence[PublishedTable], look: Look) -> None:
     """Take in the published tables, each as a crash would leave it; let go of those that left; drop leftover slots."""
     published = {table.id: table for table in tables}
     for table_id in list(run.store.get_table_states()):
@@ -104,20 +104,31 @@ def settle_states(
             run.store.delete_table_state(table_id)
     for slot in sync_slots(connection, run.config.id):
         drop_slot(connection, slot.name)
+    recorded = run.store.get_table_fingerprints()
     for table in tables:
-        # One that joined after the members were read has none yet; the first look finds its ties new and copies again.
-        member = members.get(table.id)
-        state = run.store.get_table_state(table.id)
-        if state is not None and member is not None and _left_meanwhile(state, member):
-            log.warning("table %s: not all of its changes were published meanwhile, copying it again", table.name)
-            state = TableState(Phase.INIT)
+        state, fingerprint = run.store.get_table_state(table.id), None
+        if state is not None and AFTER_CRASH[state.phase] in _GOES_ON:
+            fingerprint = from_text(recorded.get(table.id, ""))
+            reason = _why_not(fingerprint, look.tables[table.id])
+            if reason:
+                log.warning("table %s is copied again: %s", table.name, reason)
+                state, fingerprint = replace(INIT, copied=state.copied), None
+                run.store.update_table_state(table.id, state)
+        elif state is not None and AFTER_CRASH[state.phase] is not state.phase:
+            state = replace(INIT, copied=state.copied)
             run.store.update_table_state(table.id, state)
-        if state is not None and AFTER_CRASH[state.phase] is not state.phase:
-            state = TableState(AFTER_CRASH[state.phase])
-            run.store.update_table_state(table.id, state)
-        run.board.load(table.id, table.name, state, str(member) if member is not None else "")
+        run.board.load(table.id, table.name, state, fingerprint)
 
 
-def _left_meanwhile(state: TableState, member: Membership) -> bool:
-    """Whether the table was copied under another membership: it left and came back, or its terms changed."""
-    return state.phase is not Phase.INIT and state.membership != "" and not member.continues(state.membership)
+def _why_not(recorded: Fingerprint | None, now: Fingerprint) -> str:
+    """Why a copy that an earlier run made is not to be relied on; empty if nothing speaks against it.
+
+    What a TRUNCATE in the stream may explain waits for the stream.
+    """
+    if recorded is None:
+        return (
+            "it is not known what happened to it while the pipeline was stopped; "
+            "no fingerprint of it is on record, because an earlier version or a store that keeps none recorded its state"
+        )
+    found = differences(recorded, now)
+    return "; ".join(d.reason for d in found) if any(d.storage is None for d in found) else ""

@@ -13,6 +13,7 @@ from headwater.lsn import ZERO, CommitLsn, EndLsn
 from headwater.schema.table import ReplicatedTableSchema, TableId
 from headwater.source.publication import OWN_NAMESPACE
 from headwater.states import Phase
+from headwater.wire.changes import ToldLeaf
 from headwater.wire.pgoutput import Ownership
 from headwater.wire.relation import Relation
 
@@ -23,6 +24,11 @@ class TextNeeded(Exception):
 
 def needs_text(schema: ReplicatedTableSchema) -> bool:
     return not all(column.type.binary for column in schema.columns)
+
+
+def _carries(schema: ReplicatedTableSchema | None, leaf: ToldLeaf) -> bool:
+    identity = schema.table_schema.leaves if schema is not None else None
+    return identity is None or identity.is_carried_by(leaf.relation.replica_identity, leaf.relation.flagged)
 
 
 class ApplyOwnership:
@@ -44,6 +50,12 @@ class ApplyOwnership:
         if self.binary and needs_text(schema):
             raise TextNeeded(f"table {schema.name} has a type without a binary decoder")
         return Ownership(schema, from_lsn)
+
+    def check_leaves(self, leaves: Iterable[ToldLeaf]) -> None:
+        """A leaf whose old tuples are not what the copy relies on makes its root another table."""
+        for leaf in leaves:
+            if self._from(leaf.root_id) is not None and not _carries(self._run.stored_schema(leaf.root_id), leaf):
+                self._changed.add(leaf.root_id)
 
     def take_changed(self) -> set[TableId]:
         changed, self._changed = self._changed, set()
@@ -80,6 +92,12 @@ class SyncOwnership:
             self._changed.add(relation.id)
             return None
         return Ownership(schema, self._start)
+
+    def check_leaves(self, leaves: Iterable[ToldLeaf]) -> None:
+        for leaf in leaves:
+            schema = self._schemas.get(leaf.root_id)
+            if schema is not None and not _carries(schema, leaf):
+                self._changed.add(leaf.root_id)
 
     def take_changed(self) -> set[TableId]:
         changed, self._changed = self._changed, set()

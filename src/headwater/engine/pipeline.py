@@ -30,8 +30,8 @@ from headwater.engine.tables import TableSyncPool
 from headwater.engine.watch import Watch
 from headwater.errors import HeadwaterError, PipelineLocked, SparkLost
 from headwater.observability.progress import Progress
+from headwater.source.fingerprint import CatalogLooks
 from headwater.source.lock import PipelineLock
-from headwater.source.membership import memberships
 from headwater.source.preflight import check_source
 from headwater.source.publication import published_tables
 from headwater.source.server import server_facts
@@ -154,16 +154,17 @@ class Pipeline:
                 self._memory,
                 spool(config.batch),
                 stream_budget(config.batch, self._memory),
-                self._round,
+                stop=self._round,
             )
-            # The members first: what changes between the two is then found by the first look.
-            members = memberships(connection, config.publication_name)
-            tables = published_tables(connection, config.publication_name)
+            # The look first: what changes between the two is then found by the next one.
+            looks = CatalogLooks(config.publication_name)
+            look = looks.look(connection)
+            tables = [t for t in published_tables(connection, config.publication_name) if t.id in look.tables]
             self._start_destination(run)
             start = open_slot(run, connection)
-            settle_states(run, connection, tables, members)
+            settle_states(run, connection, tables, look)
         pool = TableSyncPool(run, tables, self._fail)
-        return _Parts(ApplyWorker(run, start), pool, Watch(run, pool, members), Heartbeat(run))
+        return _Parts(ApplyWorker(run, start), pool, Watch(run, pool, looks, look), Heartbeat(run))
 
     def _start_destination(self, run: Run) -> None:
         """Once a run, which belongs to one cluster."""
@@ -245,6 +246,8 @@ class Pipeline:
             lost = isinstance(self._error, SparkLost)
             apply_thread.join(2.0 if lost else None)
             pool.join(2.0 if lost else _PATIENCE_SECONDS)
+            if self._error is None:
+                parts.watch.settle()
             parts.watch.close()
             parts.heartbeat.close()
 

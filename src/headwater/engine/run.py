@@ -12,6 +12,7 @@ from headwater.engine.board import Board
 from headwater.engine.memory import MemoryMonitor
 from headwater.engine.slot_stream import StreamOptions
 from headwater.engine.stop import Stop
+from headwater.engine.told import StreamTold
 from headwater.errors import ShutdownRequested
 from headwater.observability.progress import Progress
 from headwater.schema.table import ReplicatedTableSchema, SnapshotId, TableId
@@ -41,6 +42,7 @@ class Run:
     memory: MemoryMonitor
     spool: Spool
     budget: MemoryBudget
+    told: StreamTold = field(default_factory=StreamTold)
     stop: Stop = field(default_factory=Stop)
 
     @property

@@ -26,6 +26,7 @@ from headwater.errors import HeadwaterError, Retry, SchemaError, ServerError, Sp
 from headwater.schema.table import ReplicatedTableSchema, SnapshotId, TableId
 from headwater.source.catalog import load_table_schemas
 from headwater.source.exported_snapshot import TableLock, taken_tables, waits_for_each_other
+from headwater.source.leaves import check_unique, identity_of_leaves
 from headwater.source.publication import PublishedTable, published_tables
 from headwater.source.session import Connection, impatient
 from headwater.spark.session import translate
@@ -119,6 +120,7 @@ class SyncCopy:
                 hint="It leaves the pipeline when it leaves the publication.",
                 retry=Retry.TIMED,
             )
+        schema = self._with_leaves(table, schema)
         run.store.store_table_schema(schema.table_schema)
         cores = run.spark.sparkContext.defaultParallelism if run.spark is not None else 1
         plan = self._lock.plan(
@@ -127,12 +129,22 @@ class SyncCopy:
             target_range_bytes=share.range_bytes,
             parallelism=min(cores, share.connections),
         )
-        if not run.config.table_sync_copy.copies(str(table.published.name)):
+        # The first copy only: a later one replaces what was followed since, and has to bring all of it.
+        if not run.board.was_copied(table.id) and not run.config.table_sync_copy.copies(str(table.published.name)):
             plan = replace(plan, ranges=())
         table.schema = schema
         table.copy = TableCopy(
             run, table.published, schema, plan, self._settings, self._slot.exported_snapshot, share.connections
         )
+
+    def _with_leaves(self, table: SyncTable, schema: ReplicatedTableSchema) -> ReplicatedTableSchema:
+        """A partitioned table with the identity that its leaves have in common; an error of the table's if there is none."""
+        if not table.published.is_partitioned or table.fingerprint is None:
+            return schema
+        identity = identity_of_leaves(table.fingerprint)
+        if identity.strict_inserts:
+            check_unique(self._settings, self._slot.exported_snapshot, table.published, identity.key)
+        return ReplicatedTableSchema(replace(schema.table_schema, leaves=identity), schema.replication_mask)
 
     # The rows of small tables
 

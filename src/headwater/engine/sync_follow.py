@@ -287,6 +287,7 @@ class SyncFollow:
                     raise
                 self._fail(table, error)
         assert changes is not None
+        self._ownership.check_leaves(changes.leaves)
         changed = self._ownership.take_changed()
         for id in changed:
             table = self._table(id)

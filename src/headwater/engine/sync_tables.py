@@ -18,6 +18,7 @@ from headwater.engine.run import Run
 from headwater.engine.stop import Stop
 from headwater.errors import HeadwaterError, Retry, SparkLost, StoreUnavailable
 from headwater.schema.table import ReplicatedTableSchema, TableId
+from headwater.source.fingerprint import Fingerprint
 from headwater.source.publication import PublishedTable
 from headwater.states import INIT, Actor, Phase, TableState
 
@@ -45,6 +46,7 @@ class SyncTable:
         """The destination's last call for this table alone."""
         self.copy: TableCopy | None = None
         self.schema: ReplicatedTableSchema | None = None
+        self.fingerprint: Fingerprint | None = None
         self.wait_seconds: float | None = None
         """Set when the attempt failed for a reason that may pass: how long to wait before the next."""
         self.goes_alone = False

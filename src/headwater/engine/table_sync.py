@@ -23,6 +23,7 @@ from headwater.engine.sync_tables import SyncTable, SyncTables
 from headwater.errors import HeadwaterError, Retry, ShutdownRequested, SparkLost
 from headwater.schema.table import TableId
 from headwater.source.exported_snapshot import TablesTaken, table_lock, taken_tables
+from headwater.source.fingerprint import CatalogLooks
 from headwater.source.publication import PublishedTable
 from headwater.source.session import Connection, connect
 from headwater.source.slots import drop_slot
@@ -149,6 +150,7 @@ class TableSyncWorker:
         with table_lock(self._settings, ids, wait=not tables.is_group) as lock:
             # Who waited long for the lock may find that nobody is left to drop a slot made now.
             self._run_.raise_if_stopped()
+            self._take_fingerprints(admin)
             slot = make_sync_slot(self._run_, self._settings, self.slot_name, tables.what, admin, lock)
             try:
                 SyncCopy(self._run_, tables, lock, slot, admin, self._cores, self._bell).copy()
@@ -156,6 +158,15 @@ class TableSyncWorker:
                 slot.connection.close()
                 raise
             return slot
+
+    def _take_fingerprints(self, admin: Connection) -> None:
+        """Under the lock and before the slot: whatever changes from here on is found by a look, or told by the stream."""
+        look = CatalogLooks(self._run_.config.publication_name).look(admin)
+        tables = {table.id: table for table in self._tables.working}
+        found = {id: look.tables[id] for id in tables if id in look.tables}
+        for id, fingerprint in found.items():
+            tables[id].fingerprint = fingerprint
+        self._run_.board.fingerprinted(found)
 
     def _leave_taken(self, admin: Connection) -> None:
         """Of a group: those that another session has for itself wait for it alone, and not the others with them."""

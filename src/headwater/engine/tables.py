@@ -19,7 +19,7 @@ from headwater.engine.run import Run
 from headwater.engine.sync_tables import SyncTable
 from headwater.engine.table_sync import TableSyncWorker
 from headwater.errors import HeadwaterError, Retry, SlotError, StoreUnavailable
-from headwater.schema.table import TableId
+from headwater.schema.table import TableId, TableName
 from headwater.source.publication import PublishedTable
 from headwater.source.session import Connection, connect
 from headwater.source.slots import drop_slot, group_slot_name, sync_slot_name
@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 _DROP_AGAIN_SECONDS = 2.0
 _WITHOUT_WORKER = frozenset({Phase.DATA_SYNC, Phase.FINISHED_COPY, Phase.SYNC_WAIT, Phase.CATCHUP})
 """A worker's phases: a table found in one of them without a worker lost it while the store was away."""
+_WRITING = frozenset(Phase) - {Phase.INIT, Phase.ERRORED}
 
 
 class TableSyncPool:
@@ -46,7 +47,7 @@ class TableSyncPool:
         """Tables that a group let go, because they kept the others back or might have."""
         self._left_slots: set[str] = set()
         self._leaving: set[TableId] = set()
-        self._copy_again: dict[TableId, str | None] = {}
+        self._copy_again: set[TableId] = set()
         self._drop_again_at = 0.0
         self._cores = CopyCores(
             task_slots(run.spark), run.config.max_copy_connections_per_table, run.config.max_table_sync_workers
@@ -62,27 +63,35 @@ class TableSyncPool:
         self._tables[table.id] = table
         self._run.board.rename(table.id, table.name)
 
-    def take_in(self, table: PublishedTable, membership: str) -> bool:
+    def take_in(self, table: PublishedTable) -> bool:
         """A table joined: Init, then copied and followed. False while what it left behind earlier is still being cleared."""
         if table.id in self._leaving:
             return False
-        self._run.board.load(table.id, table.name, None, membership)
+        self._run.board.load(table.id, table.name, None)
         self._tables[table.id] = table
         return True
 
     def let_go(self, table_id: TableId) -> None:
         """A table left: no batch is cut with changes of it from here on. What we hold of it goes when nobody uses it."""
         del self._tables[table_id]
-        self._copy_again.pop(table_id, None)
+        self._copy_again.discard(table_id)
         self._not_before.pop(table_id, None)
         self._run.board.forget(table_id)
         self._leaving.add(table_id)
         self._stop_worker(table_id)
 
-    def copy_again(self, table_id: TableId, membership: str | None = None) -> None:
+    def copy_again(self, table_id: TableId) -> None:
         """Stop the table's worker, if it has one, and begin at Init. The others are not disturbed."""
-        self._copy_again[table_id] = membership if membership is not None else self._copy_again.get(table_id)
+        self._copy_again.add(table_id)
         self._stop_worker(table_id)
+
+    def is_to_be_copied(self, table_id: TableId) -> bool:
+        return table_id in self._copy_again
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the states show all that was asked for."""
+        return not self._copy_again
 
     def start_due(self) -> None:
         """Start workers for tables that wait for one; small tables share one."""
@@ -129,12 +138,12 @@ class TableSyncPool:
     def _settle(self) -> None:
         """End what was asked for tables whose workers have let them go."""
         held = self._held() if self._copy_again or self._leaving else set()
-        for table_id, membership in list(self._copy_again.items()):
+        for table_id in list(self._copy_again):
             if table_id not in held:
-                self._run.board.reset(table_id, membership)
+                self._run.board.reset(table_id)
                 self._not_before.pop(table_id, None)
                 self._alone.discard(table_id)
-                del self._copy_again[table_id]
+                self._copy_again.discard(table_id)
         for table_id in list(self._leaving):
             # The destination records the table's watermark with a batch: purged before, it would come back.
             if table_id not in held and not self._run.board.is_being_written(table_id):
@@ -192,10 +201,27 @@ class TableSyncPool:
             # Somebody has it: that is no reason to leave the others.
             log.warning("a slot left by table sync could not be dropped yet: %s", error.message)
 
+    def _writers(self, held: set[TableId]) -> dict[TableName, set[TableId]]:
+        """The tables whose changes or copies go, or went until now, to a destination table of this name."""
+        writers: dict[TableName, set[TableId]] = {}
+        states = self._run.board.all()
+        for table_id in {*states, *self._leaving}:
+            state = states.get(table_id)
+            is_writing = table_id in held or self._run.board.is_being_written(table_id)
+            schema = self._run.stored_schema(table_id)
+            if schema is not None and (is_writing or (state is not None and state.phase in _WRITING)):
+                writers.setdefault(schema.name, set()).add(table_id)
+        return writers
+
     def _due(self) -> list[PublishedTable]:
         due, held = [], self._held()
+        candidates = [id for id, state in self._run.board.all().items() if state.phase not in _WRITING]
+        writers = self._writers(held) if candidates else {}
         for table_id, state in self._run.board.all().items():
             if table_id in held or table_id not in self._tables or table_id in self._copy_again:
+                continue
+            # Tables that swap their names: what goes there under the old name comes to an end first.
+            if writers.get(self._tables[table_id].name, set()) - {table_id}:
                 continue
             if self._run.board.is_being_written(table_id):
                 continue

@@ -1,57 +1,86 @@
-"""Looks every few seconds at what may change around a running pipeline: the publication, and states set by a person.
+"""Looks every few seconds at what the stream does not tell: the catalog, and states set by a person (invariant 17).
 
 Used by the supervising thread alone. A look reads and writes nothing (invariant 9); only what it finds leads to writes. The
-source or the store being away is logged: whoever needs them waits for them.
+source or the store being unreachable is logged: whoever needs them waits for them.
+
+What no message of the stream can explain is acted on at once. The rest waits until the stream has passed the position of the
+look, and only what it did not explain by then is acted on.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from headwater.engine.run import Run
 from headwater.engine.tables import TableSyncPool
 from headwater.errors import HeadwaterError
-from headwater.schema.table import ReplicaIdentity, TableId
-from headwater.source.catalog import load_table_schemas
-from headwater.source.membership import Membership, memberships
-from headwater.source.publication import PublishedTable, published_tables
-from headwater.source.session import Connection, connect, translating
+from headwater.lsn import EndLsn
+from headwater.schema.table import TableId
+from headwater.source.differences import Difference, differences, unexplained
+from headwater.source.fingerprint import CatalogLooks, Fingerprint, Look
+from headwater.source.publication import published_tables
+from headwater.source.session import Connection, connect
 from headwater.states import Phase
 
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 2.0
 _NOTICE_SECONDS = 15.0
-_PATIENCE_SECONDS = 1.0
+_AT_REST = frozenset({Phase.INIT, Phase.ERRORED})
+"""A copy that comes takes a fingerprint of its own; an error waits for its own way back."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """A look that the stream has not passed yet, and the fingerprints that it is held against."""
+
+    look: Look
+    recorded: Mapping[TableId, Fingerprint]
 
 
 class Watch:
-    def __init__(self, run: Run, pool: TableSyncPool, members: Mapping[TableId, Membership]) -> None:
+    def __init__(self, run: Run, pool: TableSyncPool, looks: CatalogLooks, first: Look) -> None:
         self._run = run
         self._pool = pool
-        self._members = dict(members)
-        """As the copies that we have rely on."""
+        self._looks = looks
+        self._pending: _Pending | None = _Pending(first, run.board.fingerprints())
+        self._judged: EndLsn | None = None
+        self._seen: Mapping[TableId, Fingerprint] = first.tables
         self._connection: Connection | None = None
         self._next = time.monotonic() + LOOK_SECONDS
         self._trouble = ""
 
     def look_if_due(self) -> None:
-        if time.monotonic() < self._next:
-            return
         try:
-            self._look_at_publication()
-            self._look_at_keys()
+            self._report()
+            self._judge_if_passed()
+            if time.monotonic() < self._next:
+                return
+            self._look()
             self._look_at_states()
             self._trouble = ""
         except HeadwaterError as error:
             self.close()
             if error.message != self._trouble:
                 self._trouble = error.message
-                log.warning("changes of the publication and of states cannot be seen at the moment: %s", error)
+                log.warning("changes of the catalog and of states cannot be seen at the moment: %s", error)
         # From now, not from when it was due: a look that took long must not be followed by the next at once.
         self._next = time.monotonic() + LOOK_SECONDS
+
+    def settle(self) -> None:
+        """At the end of a run: record what the stream has explained, so that the next run need not be in doubt about it."""
+        try:
+            recorded = self._run.board.fingerprints()
+            look = self._looks.look(self._open())
+            for table_id, before, now in self._compared(look, recorded):
+                found = differences(before, now)
+                if not unexplained(found, before, now, self._run.told.truncates(table_id)):
+                    self._record(table_id, now, look.position)
+        except HeadwaterError as error:
+            log.info("no last look at the catalog: %s", error.message)
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
@@ -63,63 +92,99 @@ class Watch:
             log.warning("table %s: a new copy was asked for", self._run.board.name(table_id))
             self._pool.copy_again(table_id)
 
-    def _look_at_keys(self) -> None:
-        """With identity FULL the stream looks the same when a primary key is dropped or made, but the mirror's key is another
-        then (invariant 13): only the catalog tells."""
-        copied = {}
-        for table_id in self._run.board.in_phase(Phase.READY, Phase.SYNC_DONE):
-            schema = self._run.stored_schema(table_id)
-            if schema is not None and schema.table_schema.replica_identity is ReplicaIdentity.FULL:
-                copied[table_id] = schema.table_schema.primary_key
-        if not copied:
-            return
-        now = load_table_schemas(self._open(), list(copied), self._run.config.publication_name)
-        for table_id, key in copied.items():
-            if table_id in now and now[table_id].table_schema.primary_key != key:
-                log.warning("table %s: its primary key changed, copying it again", self._run.board.name(table_id))
-                self._pool.copy_again(table_id)
-
     def _open(self) -> Connection:
         if self._connection is None or self._connection.closed:
             self._connection = connect(self._run.settings, tcp_user_timeout_seconds=_NOTICE_SECONDS)
-            # The server opens every table to say what a publication has, and waits for whoever has one of them for itself;
-            # our thread has other things to do meanwhile.
-            with translating("setting lock_timeout"):
-                self._connection.execute(f"SET lock_timeout = '{round(_PATIENCE_SECONDS * 1000)}ms'")
         return self._connection
 
-    def _found(self, connection: Connection) -> dict[TableId, Membership]:
-        members = memberships(connection, self._run.config.publication_name)
-        return {table_id: member for table_id, member in members.items() if member.ties}
+    # The catalog
 
-    def _look_at_publication(self) -> None:
-        connection, publication = self._open(), self._run.config.publication_name
-        found, known = self._found(connection), self._pool.tables()
-        if found == self._members and found.keys() == known.keys():
+    def _look(self) -> None:
+        # First: a copy that takes a fingerprint meanwhile has seen more than this look.
+        recorded = self._run.board.fingerprints()
+        look = self._looks.look(self._open())
+        if self._is_other(look):
+            self._look_at_members(look)
+        self._seen = look.tables
+        for table_id, before, now in self._compared(look, recorded):
+            found = differences(before, now)
+            if any(difference.storage is None for difference in found):
+                self._copy_again(table_id, found)
+            elif not found:
+                self._record(table_id, now, look.position)
+        if self._pending is None:
+            self._pending = _Pending(look, recorded)
+
+    def _compared(
+        self, look: Look, recorded: Mapping[TableId, Fingerprint]
+    ) -> Iterator[tuple[TableId, Fingerprint, Fingerprint]]:
+        """Tables that are not what is recorded of them, each with both fingerprints."""
+        board = self._run.board
+        for table_id, now in look.tables.items():
+            before, state = recorded.get(table_id), board.get(table_id)
+            if before is None or before is not board.fingerprint(table_id) or before == now:
+                continue
+            if state is not None and state.phase not in _AT_REST and not self._pool.is_to_be_copied(table_id):
+                yield table_id, before, now
+
+    def _judge_if_passed(self) -> None:
+        pending = self._pending
+        if pending is None or not self._run.told.has_passed(pending.look.position):
             return
-        # Statement and server function may see two moments of a change, and a copy too many would follow: what two reads say
-        # alike is so, and anything else is for the next look.
-        if self._found(connection) != found:
-            return
-        # Read after the members: what changes in between is found as another tie by the next look.
-        tables = {table.id: table for table in published_tables(connection, publication)}
-        for table_id in [table_id for table_id in known if table_id not in tables]:
+        self._pending = None
+        for table_id, before, now in self._compared(pending.look, pending.recorded):
+            rest = unexplained(differences(before, now), before, now, self._run.told.truncates(table_id))
+            if rest:
+                self._copy_again(table_id, rest)
+            else:
+                self._record(table_id, now, pending.look.position)
+        self._look_for_lost_leaves(pending)
+        self._judged = pending.look.position
+
+    def _look_for_lost_leaves(self, pending: _Pending) -> None:
+        """Partitions that had changes, and were made and dropped between two looks: their rows went without a change."""
+        for oid, leaf in self._run.told.leaves_before(pending.look.position).items():
+            root, recorded = pending.look.tables.get(leaf.root_id), pending.recorded.get(leaf.root_id)
+            if root is None or recorded is None or recorded is not self._run.board.fingerprint(leaf.root_id):
+                continue
+            # Several tables of one TRUNCATE come in the same way, and are tables of their own.
+            if oid in pending.look.tables or oid in {part.oid for part in (*root.parts, *recorded.parts)}:
+                continue
+            if not self._pool.is_to_be_copied(leaf.root_id):
+                self._copy_again(leaf.root_id, [Difference(f'partition "{leaf.name}" had changes and is gone')])
+
+    def _copy_again(self, table_id: TableId, found: list[Difference]) -> None:
+        reasons = "; ".join(difference.reason for difference in found)
+        log.warning("table %s is copied again: %s", self._run.board.name(table_id), reasons)
+        self._pool.copy_again(table_id)
+
+    def _record(self, table_id: TableId, now: Fingerprint, position: EndLsn) -> None:
+        self._run.board.fingerprinted({table_id: now})
+        self._run.told.forget_truncates(table_id, position)
+
+    def _report(self) -> None:
+        """What was judged shows in the states: tables that are to be copied again have left theirs."""
+        if self._judged is not None and self._pool.is_settled:
+            self._run.progress.judged(self._judged.value)
+            self._judged = None
+
+    # Members
+
+    def _is_other(self, look: Look) -> bool:
+        if look.tables.keys() != self._pool.tables().keys():
+            return True
+        return any(look.tables[id] is not known for id, known in self._seen.items() if id in look.tables)
+
+    def _look_at_members(self, look: Look) -> None:
+        known = self._pool.tables()
+        # Read after the look: one that joined in between is for the next look.
+        published = published_tables(self._open(), self._run.config.publication_name)
+        tables = {table.id: table for table in published if table.id in look.tables}
+        for table_id in [table_id for table_id in known if table_id not in look.tables]:
             log.warning("table %s left the publication: its lake table is kept", known[table_id].name)
             self._pool.let_go(table_id)
-            self._members.pop(table_id, None)
-        for table_id, member in found.items():
-            if table_id in tables:
-                self._compare(tables[table_id], member)
-
-    def _compare(self, table: PublishedTable, member: Membership) -> None:
-        if table.id not in self._pool.tables():
-            if not self._pool.take_in(table, str(member)):
-                return
-            log.warning("table %s joined the publication: copying it", table.name)
-        else:
-            self._pool.refresh(table)
-            before = self._members.get(table.id)
-            if before is None or not member.continues(before):
-                log.warning("table %s: the publication changed around it, copying it again", table.name)
-                self._pool.copy_again(table.id, str(member))
-        self._members[table.id] = member
+        for table in tables.values():
+            if table.id in known:
+                self._pool.refresh(table)
+            elif self._pool.take_in(table):
+                log.warning("table %s joined the publication: it is copied", table.name)

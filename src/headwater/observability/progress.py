@@ -45,6 +45,8 @@ class ProgressSnapshot:
     server: int = 0
     lag_seconds: float = 0.0
     waiting: str | None = None
+    judged: int = 0
+    """Every change of the catalog before this position was explained or acted on, and the states show it."""
     hand_offs: int = 0
     """How often the apply worker stood still to take tables over."""
     longest_pause_seconds: float = 0.0
@@ -148,6 +150,12 @@ class Progress:
         """The apply worker stands still for a reason, or goes on (None)."""
         with self._changed:
             self._now = replace(self._now, waiting=what)
+            self._changed.notify_all()
+
+    def judged(self, position: int) -> None:
+        """The catalog was looked at, and the stream has come past that look."""
+        with self._changed:
+            self._now = replace(self._now, judged=max(self._now.judged, position))
             self._changed.notify_all()
 
     def handed_over(self, pause_seconds: float) -> None:

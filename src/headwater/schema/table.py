@@ -12,6 +12,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, NewType
 
+from headwater.schema.leaves import LeafIdentity
 from headwater.schema.types import Kind, PgType
 
 TableId = NewType("TableId", int)
@@ -76,6 +77,8 @@ class TableSchema:
     replica_identity: ReplicaIdentity = ReplicaIdentity.DEFAULT
     identity_columns: tuple[str, ...] = ()
     """Columns of the index that REPLICA IDENTITY USING INDEX names; empty for the other identities."""
+    leaves: LeafIdentity | None = None
+    """Of a partitioned table: what its old tuples carry. What stands above is the root's own, as RELATION shows it."""
 
     def column(self, name: str) -> ColumnSchema:
         for column in self.columns:
@@ -86,6 +89,11 @@ class TableSchema:
     @property
     def primary_key(self) -> tuple[str, ...]:
         return tuple(c.name for c in self.columns if c.primary_key)
+
+    @property
+    def strict_inserts(self) -> bool:
+        """Whether an INSERT of a key that the target has is an error: the key is not sure to be unique over all leaves."""
+        return self.leaves is not None and self.leaves.strict_inserts
 
 
 @dataclass(frozen=True)
@@ -129,12 +137,16 @@ class ReplicatedTableSchema:
     @cached_property
     def key(self) -> tuple[str, ...]:
         """The mirror's key: what an old tuple is sure to carry. Empty where rows have no key at all."""
-        return self._identity_names if len(self.identity) == len(self._identity_names) else ()
+        leaves = self.table_schema.leaves
+        names = self._identity_names if leaves is None else leaves.key
+        return names if {column.name for column in self.columns}.issuperset(names) else ()
 
     @property
     def insert_only(self) -> bool:
         """No identity: the source itself refuses UPDATE and DELETE, so nothing but inserts and truncates can come."""
-        return not self.key and self.table_schema.replica_identity is not ReplicaIdentity.FULL
+        leaves = self.table_schema.leaves
+        is_full = self.table_schema.replica_identity is ReplicaIdentity.FULL if leaves is None else leaves.old_is_full
+        return not self.key and not is_full
 
 
 def schema_to_json(schema: TableSchema) -> dict[str, Any]:
@@ -145,6 +157,13 @@ def schema_to_json(schema: TableSchema) -> dict[str, Any]:
         "snapshot_id": schema.snapshot_id,
         "replica_identity": schema.replica_identity.value,
         "identity_columns": list(schema.identity_columns),
+        "leaves": None
+        if schema.leaves is None
+        else {
+            "key": list(schema.leaves.key),
+            "old_is_full": schema.leaves.old_is_full,
+            "strict_inserts": schema.leaves.strict_inserts,
+        },
         "columns": [
             {
                 "name": c.name,
@@ -166,6 +185,7 @@ def schema_from_json(value: Mapping[str, Any]) -> TableSchema:
         snapshot_id=SnapshotId(value["snapshot_id"]),
         replica_identity=ReplicaIdentity(value["replica_identity"]),
         identity_columns=tuple(value["identity_columns"]),
+        leaves=_leaves_from_json(value.get("leaves")),
         columns=tuple(
             ColumnSchema(
                 name=c["name"],
@@ -178,6 +198,12 @@ def schema_from_json(value: Mapping[str, Any]) -> TableSchema:
             for c in value["columns"]
         ),
     )
+
+
+def _leaves_from_json(value: Mapping[str, Any] | None) -> LeafIdentity | None:
+    if value is None:
+        return None
+    return LeafIdentity(tuple(value["key"]), value["old_is_full"], value["strict_inserts"])
 
 
 def _type_to_json(type: PgType) -> dict[str, Any]:

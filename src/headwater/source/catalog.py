@@ -26,14 +26,13 @@ from headwater.source.session import Connection, fetch_all
 # Indexes: a deferrable primary key identifies nothing within a transaction, and the server doesn't use it as identity
 # either; INCLUDE columns (past indnkeyatts) are no part of the key.
 _TABLES = """
-WITH published AS MATERIALIZED ({published})
 SELECT c.oid::bigint, n.nspname::text, c.relname::text, c.relreplident::text,
        a.attnums, a.names, a.types, a.typmods, a.not_nulls, a.generated,
        (SELECT (i.indkey::int2[])[0:i.indnkeyatts - 1] FROM pg_index i
         WHERE i.indrelid = c.oid AND i.indisprimary AND i.indimmediate AND i.indisvalid),
        (SELECT (i.indkey::int2[])[0:i.indnkeyatts - 1] FROM pg_index i
         WHERE i.indrelid = c.oid AND i.indisreplident AND i.indisvalid),
-       published.attrs, published.relid IS NOT NULL
+       published.attrs, published.relid IS NOT NULL, (SELECT pub.generated FROM pub)
 FROM unnest(%(tables)s::oid[]) AS wanted(oid)
 JOIN pg_class c ON c.oid = wanted.oid
 JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -44,7 +43,7 @@ CROSS JOIN LATERAL (
            array_agg(atttypid::bigint ORDER BY attnum) AS types,
            array_agg(atttypmod ORDER BY attnum) AS typmods,
            array_agg(attnotnull ORDER BY attnum) AS not_nulls,
-           array_agg(attgenerated <> '' ORDER BY attnum) AS generated
+           array_agg(attgenerated::text ORDER BY attnum) AS generated
     FROM pg_attribute
     WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped
 ) AS a
@@ -64,11 +63,12 @@ class _CatalogTable:
     types: list[int]
     typmods: list[int]
     not_nulls: list[bool]
-    generated: list[bool]
+    generated: list[str]
     primary_key: list[int] | None
     identity_index: list[int] | None
     published_attnums: list[int] | None
     is_published: bool
+    generated_published: str | None
 
 
 def load_table_schemas(
@@ -87,7 +87,7 @@ def load_table_schemas(
     version = connection.info.server_version
     rows = fetch_all(
         connection,
-        _TABLES.replace("{published}", published_relations(version)),
+        published_relations(version) + _TABLES,
         {"tables": list(table_ids), "publication": publication},
         doing="reading tables from the catalog",
     )
@@ -133,10 +133,10 @@ def _identity(table: _CatalogTable, columns: Sequence[ColumnSchema]) -> tuple[Re
 
 
 def _mask(table: _CatalogTable, version: int) -> tuple[bool, ...]:
+    """Generated columns are sent from 18 on: those that a column list names, or stored ones if the publication says so."""
     listed = frozenset(table.published_attnums) if table.published_attnums is not None else None
-    # From 18 on the server's answer says itself whether generated columns are sent; before, they never are.
-    generated_allowed = version >= 180000 and listed is not None
+    generated_sent = version >= 180000 and (listed is not None or table.generated_published == "s")
     return tuple(
-        (listed is None or attnum in listed) and (generated_allowed or not generated)
+        (listed is None or attnum in listed) and (not generated or (generated == "s" and generated_sent))
         for attnum, generated in zip(table.attnums or (), table.generated or (), strict=True)
     )

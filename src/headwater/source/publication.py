@@ -1,8 +1,7 @@
 """What a publication publishes: its operations, and its tables with row filter, column list and size.
 
-The server's own function decides membership, so that FOR ALL TABLES, TABLES IN SCHEMA and publish_via_partition_root
-mean what they mean there. The namespace `headwater` and the system's are left out whatever the publication says
-(invariant 9).
+FOR ALL TABLES, TABLES IN SCHEMA and publish_via_partition_root mean what they mean in the server. The namespace `headwater` and
+the system's are left out whatever the publication says (invariant 9).
 """
 
 from __future__ import annotations
@@ -10,12 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import LiteralString
 
-from headwater.errors import SourceError
+from headwater.errors import ServerError, SourceError
 from headwater.schema.table import TableId, TableName
-from headwater.source.session import Connection, fetch_all, fetch_one
+from headwater.source.session import LOCK_NOT_AVAILABLE, Connection, fetch_all, fetch_one, impatient
 
 OWN_NAMESPACE = "headwater"
 PARTITIONED = "p"
+_PATIENCE_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,54 +79,121 @@ def missing_publication(connection: Connection, publication: str) -> SourceError
     )
 
 
+# Which tables a publication sends, from the catalog alone. The server has a function for it, but from 16 on that opens every
+# table, so it waits behind whoever has one of them locked: a VACUUM FULL of an hour would blind us for all of them. For the
+# same reason nothing here calls pg_partition_tree, which locks what it lists. A test compares this with the server's function.
+#
+# named: the relations that the publication names, each with what names it: a tie. Leaving and coming back makes a new row in
+#   pg_publication_rel or pg_publication_namespace, or in pg_depend for a table that changes its namespace, hence a new tie.
+# tree: named relations and everything below them. `path` has the row of pg_inherits of each step.
+_MEMBERS = """
+WITH RECURSIVE pub AS MATERIALIZED (
+    SELECT p.oid, p.xmin::text AS version, p.pubowner AS owner, p.puballtables AS all_tables, p.pubviaroot AS via_root,
+           concat(CASE WHEN p.pubinsert THEN 'i' END, CASE WHEN p.pubupdate THEN 'u' END,
+                  CASE WHEN p.pubdelete THEN 'd' END, CASE WHEN p.pubtruncate THEN 't' END) AS operations,
+           {generated} AS generated
+    FROM pg_publication p WHERE p.pubname = %(publication)s
+),
+named(oid, relkind, tie) AS MATERIALIZED (
+    SELECT c.oid, c.relkind, 'all:' || pub.oid
+    FROM pub JOIN pg_class c ON pub.all_tables AND c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND c.oid >= 16384
+    UNION ALL
+    SELECT c.oid, c.relkind, 'table:' || r.oid || '@' || r.xmin
+    FROM pub JOIN pg_publication_rel r ON r.prpubid = pub.oid JOIN pg_class c ON c.oid = r.prrelid
+    {by_namespace}
+),
+tree(top, oid, relkind, path) AS (
+    SELECT DISTINCT oid, oid, relkind, '' FROM named
+    UNION ALL
+    SELECT t.top, c.oid, c.relkind, t.path || ':' || i.inhparent || '@' || i.xmin
+    FROM tree t
+    JOIN pg_inherits i ON i.inhparent = t.oid AND NOT i.inhdetachpending
+    JOIN pg_class c ON c.oid = i.inhrelid AND c.relispartition
+    WHERE t.relkind = 'p'
+),
+members(relid, ties) AS MATERIALIZED (
+    SELECT n.oid, array_agg(n.tie ORDER BY n.tie) FROM pub JOIN named n ON pub.via_root
+    WHERE NOT EXISTS (SELECT FROM tree t WHERE t.oid = n.oid AND t.top <> t.oid)
+    GROUP BY n.oid
+    UNION ALL
+    SELECT t.oid, array_agg(n.tie || t.path ORDER BY n.tie, t.path)
+    FROM pub JOIN tree t ON NOT pub.via_root AND t.relkind <> 'p' JOIN named n ON n.oid = t.top
+    JOIN pg_class c ON c.oid = t.oid AND c.relpersistence = 'p'
+    GROUP BY t.oid
+),
+published AS (
+    SELECT m.relid, m.ties, {attrs} AS attrs, {qual} AS qual
+    FROM pub CROSS JOIN members m
+    JOIN pg_class c ON c.oid = m.relid
+    JOIN pg_namespace n ON n.oid = c.relnamespace
+        AND n.nspname NOT IN ('headwater', 'information_schema') AND n.nspname NOT LIKE 'pg\\_%%'
+    {listed}
+)
+"""
+_BY_NAMESPACE = """UNION ALL
+    SELECT c.oid, c.relkind, 'schema:' || s.oid || '@' || s.xmin || '@' || coalesce(d.xmin::text, '')
+    FROM pub JOIN pg_publication_namespace s ON s.pnpubid = pub.oid
+    JOIN pg_class c ON c.relnamespace = s.pnnspid AND c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND c.oid >= 16384
+    LEFT JOIN pg_depend d ON d.classid = 'pg_class'::regclass AND d.objid = c.oid AND d.objsubid = 0
+        AND d.refclassid = 'pg_namespace'::regclass AND d.refobjid = c.relnamespace"""
+# A table whose namespace is published too is sent whole, whatever its own entry says.
+_LISTED = """LEFT JOIN pg_publication_rel r ON r.prpubid = pub.oid AND r.prrelid = c.oid AND NOT EXISTS (
+        SELECT FROM pg_publication_namespace s WHERE s.pnpubid = pub.oid AND s.pnnspid = c.relnamespace)"""
+
+
 def published_relations(version: int) -> LiteralString:
-    """SELECT relid, attrs, qual of what the publication %(publication)s sends; the function grew with the versions."""
-    if version < 150000:
-        return """SELECT relid, NULL::int2[] AS attrs, NULL::pg_node_tree AS qual
-                  FROM pg_get_publication_tables(%(publication)s)"""
-    return "SELECT relid, attrs::int2[] AS attrs, qual FROM pg_get_publication_tables(%(publication)s)"
+    """WITH ... `pub`, `tree` and `published` (relid, ties, attrs, qual) of the publication %(publication)s.
+
+    `attrs` is the column list, NULL where there is none; nothing of our own namespace or the system's (invariant 9).
+    """
+    newer = version >= 150000
+    query = _MEMBERS.replace("{generated}", "p.pubgencols::text" if version >= 180000 else "'n'")
+    query = query.replace("{by_namespace}", _BY_NAMESPACE if newer else "")
+    query = query.replace("{attrs}", "r.prattrs::int2[]" if newer else "NULL::int2[]")
+    query = query.replace("{qual}", "r.prqual" if newer else "NULL::pg_node_tree")
+    return query.replace("{listed}", _LISTED if newer else "")
 
 
-# From 16 on the function fills in attrs also where there is no column list: prattrs tells.
 _TABLES = """
-WITH published AS MATERIALIZED ({published})
-SELECT c.oid::bigint, n.nspname::text, c.relname::text, pg_get_expr(published.qual, c.oid),
-       {columns},
+SELECT c.oid::bigint, n.nspname::text, c.relname::text,
+       CASE WHEN published.qual IS NOT NULL THEN pg_get_expr(published.qual, c.oid) END,
+       (SELECT array_agg(a.attname::text ORDER BY a.attnum) FROM pg_attribute a
+        WHERE a.attrelid = c.oid AND a.attnum = ANY (published.attrs)),
        size.estimated_rows, size.relation_bytes, c.relkind::text
 FROM published
 JOIN pg_class c ON c.oid = published.relid
 JOIN pg_namespace n ON n.oid = c.relnamespace
 CROSS JOIN LATERAL (
     SELECT CASE WHEN bool_or(leaf.reltuples >= 0) THEN sum(greatest(leaf.reltuples, 0))::bigint END AS estimated_rows,
-           coalesce(sum(pg_table_size(leaf.oid)), 0)::bigint AS relation_bytes
+           coalesce(sum({bytes}), 0)::bigint AS relation_bytes
     FROM (SELECT c.oid WHERE c.relkind <> 'p'
           UNION ALL
-          SELECT relid FROM pg_partition_tree(c.oid) WHERE c.relkind = 'p' AND isleaf) AS part(oid)
+          SELECT t.oid FROM tree t WHERE c.relkind = 'p' AND t.top = c.oid AND t.relkind <> 'p') AS part(oid)
     JOIN pg_class leaf ON leaf.oid = part.oid
+    LEFT JOIN pg_class toast ON toast.oid = leaf.reltoastrelid
 ) AS size
-WHERE n.nspname <> ALL (%(excluded)s) AND n.nspname NOT LIKE 'pg\\_%%'
 ORDER BY 2, 3
 """
-_NO_LIST = "NULL::text[]"
-_LIST = """(SELECT array_agg(a.attname::text ORDER BY a.attnum)
-            FROM pg_publication_rel r
-            JOIN pg_publication p ON p.oid = r.prpubid AND p.pubname = %(publication)s
-            JOIN pg_attribute a ON a.attrelid = r.prrelid AND a.attnum = ANY (r.prattrs::int2[])
-            WHERE r.prrelid = c.oid AND r.prattrs IS NOT NULL)"""
+_SIZE = "pg_table_size(leaf.oid)"
+# Of the last VACUUM or ANALYZE. The true size would open the table.
+_ESTIMATED_SIZE = "(leaf.relpages + coalesce(toast.relpages, 0)) * current_setting('block_size')::bigint"
 
 
 def published_tables(connection: Connection, publication: str) -> list[PublishedTable]:
-    """The tables whose changes the publication sends, by name; roots or leaves as publish_via_partition_root says."""
+    """The tables whose changes the publication sends, by name; roots or leaves as publish_via_partition_root says.
+
+    Where another session has one of them locked, sizes are what the last VACUUM or ANALYZE saw.
+    """
     publication_facts(connection, publication)
-    version = connection.info.server_version
-    query = _TABLES.replace("{published}", published_relations(version))
-    query = query.replace("{columns}", _LIST if version >= 150000 else _NO_LIST)
-    rows = fetch_all(
-        connection,
-        query,
-        {"publication": publication, "excluded": [OWN_NAMESPACE, "information_schema"]},
-        doing="reading the publication's tables",
-    )
+    members = published_relations(connection.info.server_version)
+    doing, parameters = "reading the publication's tables", {"publication": publication}
+    try:
+        with impatient(connection, _PATIENCE_SECONDS):
+            rows = fetch_all(connection, members + _TABLES.replace("{bytes}", _SIZE), parameters, doing=doing)
+    except ServerError as error:
+        if error.sqlstate != LOCK_NOT_AVAILABLE:
+            raise
+        rows = fetch_all(connection, members + _TABLES.replace("{bytes}", _ESTIMATED_SIZE), parameters, doing=doing)
     return [
         PublishedTable(
             id=TableId(oid),

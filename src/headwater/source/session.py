@@ -29,6 +29,8 @@ from headwater.wire.tls import check_files
 Connection = psycopg.Connection[tuple[Any, ...]]
 Parameters = Sequence[Any] | Mapping[str, Any] | None
 
+LOCK_NOT_AVAILABLE = "55P03"
+
 PINNED: dict[str, str] = {
     "statement_timeout": "0",
     "lock_timeout": "0",

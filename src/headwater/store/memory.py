@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 from headwater.contracts.stores import (
@@ -36,6 +37,7 @@ class MemoryStore(PipelineStore):
         self._progress: dict[WorkerType, EndLsn] = {}
         self._metadata: dict[TableId, DestinationTableMetadata] = {}
         self._lineage: Lineage | None = None
+        self._fingerprints: dict[TableId, str] = {}
 
     def get_table_schema(self, table_id: TableId, snapshot_id: SnapshotId) -> TableSchema | None:
         with self._lock:
@@ -118,6 +120,14 @@ class MemoryStore(PipelineStore):
         with self._lock:
             self._lineage = lineage
 
+    def get_table_fingerprints(self) -> Mapping[TableId, str]:
+        with self._lock:
+            return dict(self._fingerprints)
+
+    def store_table_fingerprints(self, updates: Mapping[TableId, str]) -> None:
+        with self._lock:
+            self._fingerprints.update(updates)
+
     def get_destination_table_metadata(self, table_id: TableId) -> DestinationTableMetadata | None:
         with self._lock:
             return self._metadata.get(table_id)
@@ -133,7 +143,9 @@ class MemoryStore(PipelineStore):
     def apply_table_state_operation(self, operation: TableStateOperation) -> int:
         with self._lock:
             if operation.kind is OperationKind.RESET_FOR_RESYNC:
-                self._states = {table_id: [INIT] for table_id in self._states}
+                self._states = {
+                    table_id: [replace(INIT, copied=states[0].copied)] for table_id, states in self._states.items()
+                }
                 self._progress.pop(APPLY, None)
                 self._lineage = None
                 return len(self._states)
@@ -144,7 +156,7 @@ class MemoryStore(PipelineStore):
                 self._progress.pop(WorkerType(table_id), None),
             ]
             if operation.kind is OperationKind.DELETE:
-                gone.append(self._states.pop(table_id, None))
+                gone += [self._states.pop(table_id, None), self._fingerprints.pop(table_id, None)]
             return int(any(gone))
 
     def replace_states(self, states: Mapping[TableId, TableState]) -> None:

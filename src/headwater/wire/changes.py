@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from headwater.lsn import CommitLsn, EndLsn
 from headwater.schema.table import ReplicatedTableSchema, TableId
+from headwater.wire.relation import Relation
 
 INSERT, UPDATE, DELETE = ord("I"), ord("U"), ord("D")
 NO_OLD, OLD_KEY, OLD_FULL = 0, ord("K"), ord("O")
@@ -110,6 +111,27 @@ Step = ChangeRun | TruncateStep
 
 
 @dataclass(frozen=True, slots=True)
+class ToldTruncate:
+    """A table of a TRUNCATE message, whoever owns it."""
+
+    table_id: TableId
+    xid: int
+    commit_lsn: CommitLsn
+
+
+@dataclass(frozen=True, slots=True)
+class ToldLeaf:
+    """A RELATION that came right behind another one: a leaf, told together with the root that its rows are sent as.
+
+    It has the identity that the leaf's old tuples are shaped by. (Several tables of one TRUNCATE come in the same way.)
+    """
+
+    root_id: TableId
+    relation: Relation
+    commit_lsn: CommitLsn
+
+
+@dataclass(frozen=True, slots=True)
 class Changes:
     """Whole transactions, by table. `end_lsn` is what may be confirmed once all of it is durable."""
 
@@ -117,3 +139,5 @@ class Changes:
     transactions: Transactions
     end_lsn: EndLsn
     size_bytes: int = 0
+    truncates: Sequence[ToldTruncate] = ()
+    leaves: Sequence[ToldLeaf] = ()

@@ -18,7 +18,7 @@ from headwater.errors import ProtocolError
 from headwater.lsn import ZERO, CommitLsn, EndLsn
 from headwater.schema.table import ReplicatedTableSchema, TableId
 from headwater.wire import kernels as k
-from headwater.wire.changes import Changes, Step, Transactions, TruncateStep
+from headwater.wire.changes import Changes, Step, ToldLeaf, ToldTruncate, Transactions, TruncateStep
 from headwater.wire.columns import Bytes
 from headwater.wire.relation import Relation, parse_relation, parse_truncate
 from headwater.wire.runs import decode_run, joined, on_disk
@@ -187,7 +187,14 @@ class PgOutputDecoder:
             decoding.add(segment, limit)
             segment.let_go()
             size += limit
-        batch = Changes(decoding.tables(), transactions, EndLsn(int(transactions.end_lsn[-1])), size)
+        batch = Changes(
+            decoding.tables(),
+            transactions,
+            EndLsn(int(transactions.end_lsn[-1])),
+            size,
+            decoding.truncates,
+            decoding.leaves,
+        )
         self._relations = relations
         self._keep_rest()
         return batch
@@ -222,6 +229,10 @@ class _Decoding:
         self._steps: dict[TableId, list[Step]] = {}
         self._ordinals: dict[int, tuple[int, int]] = {}
         """For each table the last transaction seen and how many of its messages were counted, across segments."""
+        self.truncates: list[ToldTruncate] = []
+        self.leaves: list[ToldLeaf] = []
+        self._last_relation: int | None = None
+        """The table of the last segment's last message, if that was a RELATION."""
 
     def tables(self) -> dict[TableId, Sequence[Step]]:
         return {table: joined(steps, self._spool) for table, steps in sorted(self._steps.items())}
@@ -236,12 +247,14 @@ class _Decoding:
         tables = np.concatenate([relid[plain], np.array([t.table for t in truncates], np.int64)])
         which = np.concatenate([np.full(len(plain), -1), np.arange(len(truncates))])
         if not len(tables):
+            self._last_relation = None
             return  # transactions without a change: messages alone, or what a server before 15 sends for every commit
         order = np.lexsort((lines, tables))
         lines, tables, which = lines[order], tables[order], which[order]
         bounds = np.flatnonzero(np.r_[True, tables[1:] != tables[:-1], True])
         for start, stop in itertools.pairwise(bounds.tolist()):
             self._table(int(tables[start]), segment, lines[start:stop], which[start:stop], truncates)
+        self._last_relation = int(relid[count - 1]) if kind[count - 1] == _RELATION else None
 
     def _truncates(self, segment: Segment, messages: npt.NDArray[np.int64]) -> list[_TruncateLine]:
         result: list[_TruncateLine] = []
@@ -268,10 +281,21 @@ class _Decoding:
             message = int(lines[at])
             if kinds[at] == _RELATION:
                 start, stop = int(segment.off[message]), int(segment.end[message])
-                self._relations[table] = parse_relation(segment.data[start:stop].tobytes(), start)
+                relation = self._relations[table] = parse_relation(segment.data[start:stop].tobytes(), start)
+                self._tell_leaf(segment, message, relation)
             else:
                 self._truncate(table, segment, truncates[int(which[at])], int(ordinal[at]))
         self._run(table, segment, lines[begin:], ordinal[begin:])
+
+    def _tell_leaf(self, segment: Segment, message: int, relation: Relation) -> None:
+        if message > 0:
+            is_second = segment.kind[message - 1] == _RELATION
+            root = int(segment.relid[message - 1]) if is_second else None
+        else:
+            root = self._last_relation
+        if root is not None and root != relation.id:
+            commit = CommitLsn(int(self._transactions.commit_lsn[int(segment.tx[message])]))
+            self.leaves.append(ToldLeaf(TableId(root), relation, commit))
 
     def _count(self, table: int, tx: npt.NDArray[np.int64], counted: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
         """Ordinals of a table's messages: how many of them came before in the same transaction."""
@@ -319,8 +343,9 @@ class _Decoding:
 
     def _truncate(self, table: int, segment: Segment, line: _TruncateLine, ordinal: int) -> None:
         tx = int(segment.tx[line.message])
-        owner = self._owner(table, tx)
         commit = CommitLsn(int(self._transactions.commit_lsn[tx]))
+        self.truncates.append(ToldTruncate(TableId(table), int(self._transactions.xid[tx]), commit))
+        owner = self._owner(table, tx)
         if owner is None or not commit.at_or_past(owner.from_lsn):
             return
         position = segment.first_position + line.message

@@ -32,14 +32,17 @@ class Relation:
         lost_index = self.replica_identity == "i" and not any(column.key for column in self.columns)
         return "n" if lost_index else self.replica_identity
 
+    @property
+    def flagged(self) -> frozenset[str]:
+        """The columns of its identity; with FULL every column, which tells nothing about the key."""
+        return frozenset(column.name for column in self.columns if column.key)
+
     def matches(self, schema: ReplicatedTableSchema) -> bool:
         """Whether rows of this relation are rows of that schema: same columns, types, order and identity."""
-        # With identity FULL every column is flagged, so the flags tell nothing about the key.
-        flagged = {column.name for column in self.columns if column.key}
         return (
             self.name == schema.name
             and self._identity == schema.table_schema.replica_identity.value
-            and (self.replica_identity == "f" or flagged == schema.identity)
+            and (self.replica_identity == "f" or self.flagged == schema.identity)
             and [(c.name, c.type_oid, c.typmod) for c in self.columns]
             == [(c.name, c.type.oid, c.typmod) for c in schema.columns]
         )
