@@ -7,13 +7,14 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import beside_copy, copy, drain, freshness, hand_off, memory, ready
+from benchmarks import beside_copy, copy, drain, freshness, hand_off, look, memory, ready
 from benchmarks.setting import setting
 
 # Memory first: what the others leave behind in this process would count as its own.
 BENCHMARKS = {
     "memory": memory.run,
     "ready": ready.run,
+    "look": look.run,
     "freshness": freshness.run,
     "beside_copy": beside_copy.run,
     "hand_off": hand_off.run,

@@ -1,8 +1,8 @@
 """A pipeline under a script of catalog statements, and the oracle that judges it: source against mirror at a position.
 
-The mirror is a model in memory (`ModelRun`, tenths of a second) or a real lake (`LakeRun`, in tests/integration). The barrier waits for a
-position, never for a time: every difference in the catalog that was made before it has been judged, the stream is past
-it, and every table that is published now is ready or has failed for good.
+The mirror is a model in memory (`ModelRun`, tenths of a second) or a real lake (`LakeRun`, in tests/integration). The
+barrier waits for a position, never for a time: every difference in the catalog that was made before it has been judged, the
+stream is past it, and every table that is published now is ready or has failed for good.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import psycopg
+import pyarrow as pa
 
 from headwater.errors import Retry
 from headwater.schema.table import TableName
@@ -127,8 +128,12 @@ class CatalogRun(ABC):
         """Whether the source took it. It is undone as a whole if not."""
         try:
             self.database.execute(statement)
-        except psycopg.Error as error:
-            assert not self.database.connection.closed, error
+        except psycopg.OperationalError:
+            if self.database.connection.closed:
+                raise
+            self.database.connection.execute("rollback")
+            return False
+        except psycopg.Error:
             self.database.connection.execute("rollback")
             return False
         return True
@@ -196,7 +201,9 @@ class CatalogRun(ABC):
 
     def published(self) -> list[Published]:
         rows = self.database.execute(_PUBLISHED, [PUBLICATION, OWN_NAMESPACE])
-        return [Published(TableName(space, name), tuple(columns), row_filter) for space, name, columns, row_filter in rows]
+        return [
+            Published(TableName(space, name), tuple(columns), row_filter) for space, name, columns, row_filter in rows
+        ]
 
     def differences(self) -> dict[TableName, str]:
         """Every published table that is not equal to its mirror, or has failed, and in what."""
@@ -209,8 +216,8 @@ class CatalogRun(ABC):
                 continue
             try:
                 comparison = self.compare(table)
-            except LookupError as error:
-                found[table.name] = str(error)
+            except (LookupError, OSError, pa.ArrowException) as error:
+                found[table.name] = f"{table.name} cannot be compared: {error}"
                 continue
             if not comparison.equal:
                 found[table.name] = str(comparison)

@@ -26,7 +26,9 @@ PARTITIONS = (
     _partitions("leaf_truncated_and_rolled_back", "begin; truncate $t__p1; rollback", copies=Copies.NONE),
     # Leaves the same traces as a TRUNCATE of the leaf, which the stream does not tell: in doubt.
     _partitions("leaf_vacuumed_full", "vacuum full $t__p1", copies=Copies.ANY),
-    _partitions("leaf_commented", "comment on table $t__p1 is 'x'", "grant select on $t__p1 to public", copies=Copies.NONE),
+    _partitions(
+        "leaf_commented", "comment on table $t__p1 is 'x'", "grant select on $t__p1 to public", copies=Copies.NONE
+    ),
     _partitions("leaf_analyzed", "analyze $t", "create index on $t(a)", "reindex table $t__p2", copies=Copies.NONE),
     _partitions("leaf_renamed", "alter table $t__p1 rename to $t__p9", copies=Copies.ANY),
     _partitions("leaf_moved", "alter table $t__p1 set schema elsewhere"),
@@ -50,7 +52,9 @@ PARTITIONS = (
         copies=Copies.ANY,
     ),
     _partitions("leaf_detached", "alter table $t detach partition $t__p2", copies=Copies.SOME),
-    _partitions("leaf_detached_concurrently", "alter table $t detach partition $t__p2 concurrently", copies=Copies.SOME),
+    _partitions(
+        "leaf_detached_concurrently", "alter table $t detach partition $t__p2 concurrently", copies=Copies.SOME
+    ),
     _partitions("leaf_dropped", "drop table $t__p2", copies=Copies.SOME),
     _partitions(
         "leaf_detached_changed_and_attached",
@@ -214,8 +218,12 @@ EVERYWHERE = (
         then=(*THEN, "insert into $t__x values (3)"),
         stages=(Stage.ALL, Stage.SCHEMA),
     ),
-    Operation("truncated_of_all", ("truncate $t", "insert into $t values (9, 9, 'x')"), Copies.NONE, stages=(Stage.ALL,)),
-    Operation("granted_of_all", ("grant select on $t to public", "analyze $t"), Copies.NONE, stages=(Stage.ALL, Stage.SCHEMA)),
+    Operation(
+        "truncated_of_all", ("truncate $t", "insert into $t values (9, 9, 'x')"), Copies.NONE, stages=(Stage.ALL,)
+    ),
+    Operation(
+        "granted_of_all", ("grant select on $t to public", "analyze $t"), Copies.NONE, stages=(Stage.ALL, Stage.SCHEMA)
+    ),
     Operation(
         "leaf_attached_of_all",
         (_ATTACH,),
@@ -251,7 +259,10 @@ VIA_ROOT = "publish_via_partition_root"
 PUBLICATIONS = (
     _publication("owner", "alter publication shop owner to pg_monitor", copies=Copies.NONE),
     _publication(
-        "comment", "comment on publication shop is 'words'", "create publication other for all tables", copies=Copies.NONE
+        "comment",
+        "comment on publication shop is 'words'",
+        "create publication other for all tables",
+        copies=Copies.NONE,
     ),
     _publication("same_tables_set", "alter publication shop set table plain, parted", _ROWS, copies=Copies.NONE),
     _publication(

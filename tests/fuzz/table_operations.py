@@ -61,7 +61,9 @@ HARMLESS = (
     _harmless("truncated_in_a_rolled_back_savepoint", "begin; savepoint s; truncate $t; rollback to s; commit"),
     _harmless("truncated_and_rolled_back", "begin; truncate $t; rollback"),
     _harmless("locked", "begin; lock table $t; commit"),
-    _harmless("altered_and_rolled_back", "begin; alter table $t add c int; alter table $t alter a type bigint; rollback"),
+    _harmless(
+        "altered_and_rolled_back", "begin; alter table $t add c int; alter table $t alter a type bigint; rollback"
+    ),
     _harmless("renamed_and_rolled_back", "begin; alter table $t rename to $t__other; rollback"),
     _harmless(
         "written_as_a_replica",
@@ -172,7 +174,8 @@ REWRITES = (
         ("alter type $t_mood rename value 'sad' to 'blue'",),
         Copies.SOME,
         "create type $t_mood as enum ('sad', 'glad'); create type $t_c as (m $t_mood, n int);"
-        " create table $t(id int primary key, c $t_c); insert into $t select i, row('sad', i)::text::$t_c from generate_series(1, 5) i",
+        " create table $t(id int primary key, c $t_c);"
+        " insert into $t select i, row('sad', i)::text::$t_c from generate_series(1, 5) i",
     ),
     Operation(
         "composite_attribute_added",
@@ -263,7 +266,9 @@ IDENTITIES = (
 
 NAMES = (
     Operation("renamed_and_back", ("alter table $t rename to $t__x", "alter table $t__x rename to $t")),
-    Operation("renamed", ("alter table $t rename to $t__new",), Copies.SOME, then=("insert into $t__new(id) values (100)",)),
+    Operation(
+        "renamed", ("alter table $t rename to $t__new",), Copies.SOME, then=("insert into $t__new(id) values (100)",)
+    ),
     Operation(
         "moved_and_back",
         (
@@ -343,7 +348,11 @@ NAMES = (
     ),
     Operation(
         "inherited",
-        ("alter table $t__child inherit $t", "insert into $t__child values (70, 7, 'x')", "alter table $t__child no inherit $t"),
+        (
+            "alter table $t__child inherit $t",
+            "insert into $t__child values (70, 7, 'x')",
+            "alter table $t__child no inherit $t",
+        ),
         Copies.NONE,
         PLAIN + "; " + PLAIN.replace("$t", "$t__child"),
         members=("$t", "$t__child"),

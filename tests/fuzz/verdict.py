@@ -72,7 +72,9 @@ def _copies(run: CatalogRun, operation: Operation, since: int, said: int) -> lis
     again = {copy for copy in made if counts[copy.table] > 1}
     found = []
     if again and operation.copies is Copies.NONE:
-        found.append(f"copied again: {sorted({str(copy.name) for copy in again})}, {run.log.reasons(operation.pattern, said)}")
+        found.append(
+            f"copied again: {sorted({str(copy.name) for copy in again})}, {run.log.reasons(operation.pattern, said)}"
+        )
     if again and not run.log.reasons(operation.pattern, said):
         found.append(f"copied again without a reason in the log: {sorted({str(copy.name) for copy in again})}")
     if not made and operation.copies is Copies.SOME:

@@ -5,7 +5,7 @@ All operations of a publication share one pipeline, a table or a few for each; `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -25,7 +25,7 @@ Judge = Callable[[Stage, Moment], Problems]
 
 
 @pytest.fixture(scope="module")
-def judge(request: pytest.FixtureRequest, pg_servers: Callable[[int], PostgresServer]) -> Iterator[Judge]:
+def judge(request: pytest.FixtureRequest, pg_servers: Callable[[int], PostgresServer]) -> Judge:
     """What is wrong after all selected operations of a publication: found once for all tests of it."""
     wanted = [item.callspec.params for item in request.session.items if getattr(item, "callspec", None) is not None]
     selected = {params["case"][0].name for params in wanted if "case" in params}
@@ -43,7 +43,7 @@ def judge(request: pytest.FixtureRequest, pg_servers: Callable[[int], PostgresSe
             raise problems
         return problems
 
-    yield verdict
+    return verdict
 
 
 def _perform(server: PostgresServer, operations: list[Operation], stage: Stage, moment: Moment) -> Problems:
