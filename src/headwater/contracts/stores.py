@@ -129,6 +129,20 @@ class SchemaStore(ABC):
 class StateStore(ABC):
     """Table states, durable progress and destination metadata."""
 
+    def begin_run(self, token: str) -> None:  # noqa: B027 - optional
+        """This object writes for the run `token` from here on, and no earlier run writes any more.
+
+        Called by the pipeline, once a run, when it has the pipeline's lock and before anything is recorded. A lock can be lost
+        without the loser noticing (its process was stopped, its network was cut), so for a short while two runs may
+        both believe that they hold it. A store that another process can reach must record the token and refuse every
+        write of an object whose token is another one: in the same atomic step as the write, with PipelineLocked.
+        Objects on which this was never called belong to commands, which write beside a run on purpose. The default does
+        nothing, for stores that end with their process. Usual mistake: to look at the token first and write afterwards.
+        """
+
+    def check_run(self) -> None:  # noqa: B027 - optional
+        """Raise PipelineLocked if another run has begun since `begin_run`. Called when the lock was lost and taken again."""
+
     @abstractmethod
     def get_table_state(self, table_id: TableId) -> TableState | None: ...
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -24,6 +25,20 @@ _NOTICE_SECONDS = 30.0
 
 # The statement was refused, and may be taken later or by the server that is primary then.
 _PASSING = ("25006", "40", "53", "55P03", "57", "58")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a query gave."""
+
+    rows: list[tuple[Any, ...]]
+    """None for a statement without any."""
+    touched: int
+
+    @property
+    def wrote(self) -> bool:
+        """Whether a statement that writes has written, for certain: it says so by its count, or by a number in its answer."""
+        return self.touched > 0 and (not self.rows or bool(self.rows[0][0]))
 
 
 class StoreConnection:
@@ -44,18 +59,14 @@ class StoreConnection:
     ) -> None:
         self._lock.release()
 
-    def run(self, name: str, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-        """One named query; its rows, or none for a statement without any."""
+    def run(self, name: str, parameters: Mapping[str, Any]) -> Answer:
+        """One named query."""
 
-        def send(connection: Connection) -> list[tuple[Any, ...]]:
+        def send(connection: Connection) -> Answer:
             cursor = connection.execute(queries()[name], parameters)
-            return cursor.fetchall() if cursor.description is not None else []
+            return Answer(cursor.fetchall() if cursor.description is not None else [], cursor.rowcount)
 
         return self.use(send)
-
-    def count(self, name: str, parameters: Mapping[str, Any]) -> int:
-        """One named query; how many rows it touched."""
-        return self.use(lambda connection: connection.execute(queries()[name], parameters).rowcount)
 
     def use(self, work: Callable[[Connection], _T]) -> _T:
         """Run what may be run twice, on a session that is open."""

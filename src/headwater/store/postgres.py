@@ -22,14 +22,15 @@ from headwater.contracts.stores import (
     metadata_from_json,
     metadata_to_json,
 )
-from headwater.errors import StoreError
+from headwater.errors import PipelineLocked, StoreError
 from headwater.lsn import EndLsn
 from headwater.schema.table import SnapshotId, TableId, TableSchema, schema_from_json, schema_to_json
 from headwater.source.migrate import apply_migrations, read_migrations
 from headwater.source.session import Connection
 from headwater.states import INIT, Phase, TableState, state_from_json, state_to_json
-from headwater.store.connection import StoreConnection
+from headwater.store.connection import Answer, StoreConnection
 from headwater.store.memory import MemoryStore, nothing_to_roll_back_to, refuse_memory_only, table_of
+from headwater.store.queries import writes
 from headwater.store.removal import Removed, is_there, remove_pipeline
 from headwater.wire.settings import ConnectSettings
 
@@ -44,6 +45,7 @@ class PostgresStore(PipelineStore):
         self._connection = StoreConnection(settings, f"headwater_store_{pipeline_id}")
         self._cache = MemoryStore()
         self._schemas_loaded = False
+        self._token: str | None = None
 
     def start(self) -> None:
         """Connect and bring the tables up to date; where they are, nothing is written."""
@@ -53,6 +55,19 @@ class PostgresStore(PipelineStore):
 
     def close(self) -> None:
         self._connection.close()
+
+    def begin_run(self, token: str) -> None:
+        with self._connection:
+            self._run("begin_run", token=token)
+            self._token = token
+
+    def check_run(self) -> None:
+        if self._token is not None and not self._run("run_is_ours"):
+            raise PipelineLocked(
+                f"another run of pipeline {self._pipeline_id} has taken over",
+                detail="the store has the token of a run that began later than this one; nothing of this one is recorded any more",
+                hint="Let the other run go on, or stop it and start the pipeline again: it goes on from the recorded progress.",
+            )
 
     def exists(self) -> bool:
         """Whether there is anything to load: a store that was never started has no tables. Makes none, unlike `start`."""
@@ -201,10 +216,17 @@ class PostgresStore(PipelineStore):
             return int(rows[0][0])
 
     def _run(self, name: str, **parameters: Any) -> list[tuple[Any, ...]]:
-        return self._connection.run(name, {"pipeline": self._pipeline_id, **parameters})
+        return self._send(name, **parameters).rows
 
     def _count(self, name: str, **parameters: Any) -> int:
-        return self._connection.count(name, {"pipeline": self._pipeline_id, **parameters})
+        return self._send(name, **parameters).touched
+
+    def _send(self, name: str, **parameters: Any) -> Answer:
+        answer = self._connection.run(name, {"pipeline": self._pipeline_id, "token": self._token, **parameters})
+        if writes(name) and not answer.wrote:
+            # Nothing was to be written, or nothing was ours to write. The token of an earlier run never comes back.
+            self.check_run()
+        return answer
 
 
 def _refuse_standby(connection: Connection) -> None:

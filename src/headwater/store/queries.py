@@ -1,4 +1,7 @@
-"""Named queries from a .sql file: `-- name: x` opens one, the next such line or the end closes it."""
+"""Named queries from a .sql file: `-- name: x` opens one, the next such line or the end closes it.
+
+`:run` and `:ours` in a statement stand for the two halves of its fence, see the file.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,10 @@ import re
 from functools import cache
 from importlib import resources
 
+_FENCE = {
+    ":run": "run AS (SELECT FROM headwater.runs WHERE pipeline_id = %(pipeline)s AND token = %(token)s FOR SHARE)",
+    ":ours": "(%(token)s::text IS NULL OR EXISTS (TABLE run))",
+}
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 
 
@@ -15,6 +22,18 @@ def queries() -> dict[str, bytes]:
     _, *parts = _NAME.split(text)
     # A percent sign in a comment would be read as a placeholder, so comments go.
     return {
-        name: re.sub(r"^\s*--.*$", "", body, flags=re.MULTILINE).strip().encode()
+        name: _fenced(re.sub(r"^\s*--.*$", "", body, flags=re.MULTILINE).strip()).encode()
         for name, body in zip(parts[::2], parts[1::2], strict=True)
     }
+
+
+@cache
+def writes(name: str) -> bool:
+    """Whether the query is one that another run's token refuses."""
+    return b"EXISTS (TABLE run)" in queries()[name]
+
+
+def _fenced(body: str) -> str:
+    for mark, fence in _FENCE.items():
+        body = re.sub(rf"{mark}\b", lambda _, fence=fence: fence, body)
+    return body

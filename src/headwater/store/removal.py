@@ -9,7 +9,7 @@ import psycopg
 from headwater.source.migrate import hold_migrations
 from headwater.source.session import Connection
 
-_TABLES = ("table_states", "table_schemas", "destination_tables", "replication_progress", "lineages")
+_TABLES = ("table_states", "table_schemas", "destination_tables", "replication_progress", "lineages", "runs")
 _PRESENT = """
 SELECT c.relname::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = 'headwater' AND c.relname = ANY (%s) ORDER BY 1

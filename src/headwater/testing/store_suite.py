@@ -27,7 +27,7 @@ from headwater.contracts.stores import (
     TableStateOperation,
     WorkerType,
 )
-from headwater.errors import StoreError
+from headwater.errors import PipelineLocked, StoreError
 from headwater.lsn import EndLsn
 from headwater.schema.table import SnapshotId, TableId
 from headwater.states import DATA_SYNC, FINISHED_COPY, INIT, READY, SYNC_WAIT, TableState, catchup, sync_done
@@ -299,6 +299,57 @@ class StoreSuite:
         with pytest.raises(StoreError):
             store.apply_table_state_operation(TableStateOperation(kind))
 
+    # Runs.
+
+    def test_a_run_writes_and_may_begin_again_and_so_does_a_later_one(self, open_store: MakeStore) -> None:
+        store = open_store(1)
+        for token in ("first", "first", "second"):
+            store.begin_run(token)
+            _fill(store)
+            store.check_run()
+            store.delete_table_state(A)
+            store.delete_table_state(B)
+
+    def test_what_a_run_writes_after_another_began_is_refused_and_leaves_no_trace(self, open_store: MakeStore) -> None:
+        if not self.persistent:
+            pytest.skip("no other run can reach this store")
+        old, other_pipeline = open_store(1), open_store(2)
+        old.begin_run("old")
+        _fill(old)
+        old.record_lineage(Lineage("7", 1))
+        other_pipeline.begin_run("of another pipeline")
+        old.check_run()
+        new = open_store(1)
+        new.begin_run("new")
+        before = old.get_table_states()
+        for write in _writes(old):
+            with pytest.raises(PipelineLocked, match="taken over"):
+                write()
+        with pytest.raises(PipelineLocked, match="taken over"):
+            old.check_run()
+        assert old.get_table_states() == before, "what was refused is in the cache"
+        again = open_store(1)
+        for store in (new, again):
+            _assert_whole(store, A, SYNC_A)
+            _assert_whole(store, B, SYNC_B)
+            assert store.get_replication_progress(APPLY) == EndLsn(1000)
+            assert store.get_lineage() == Lineage("7", 1)
+        for write in _writes(new):
+            write()
+        new.check_run()
+
+    def test_a_command_without_a_run_writes_beside_one(self, open_store: MakeStore) -> None:
+        if not self.persistent:
+            pytest.skip("no command can reach this store")
+        run, command = open_store(1), open_store(1)
+        run.begin_run("run")
+        _fill(run)
+        command.load_table_states()
+        command.update_table_state(A, INIT)
+        run.check_run()
+        run.load_table_states()
+        assert run.get_table_state(A) == INIT
+
     # Several at once.
 
     def test_two_pipelines_do_not_see_each_other(self, open_store: MakeStore) -> None:
@@ -371,6 +422,24 @@ def _fill(store: PipelineStore) -> None:
         store.upsert_replication_progress(WorkerType(table_id), EndLsn(500))
     store.store_destination_tables_metadata({A: table_metadata(f"t{A}"), B: table_metadata(f"t{B}")})
     store.upsert_replication_progress(APPLY, EndLsn(1000))
+
+
+def _writes(store: PipelineStore) -> list[Callable[[], object]]:
+    """Each way to write, with something that is not on record, after `_fill`."""
+    return [
+        lambda: store.update_table_states([(A, DATA_SYNC), (C, INIT)]),
+        lambda: store.rollback_table_state(A),
+        lambda: store.upsert_replication_progress(APPLY, EndLsn(2000)),
+        lambda: store.upsert_replication_progress(WorkerType(C), EndLsn(1)),
+        lambda: store.delete_replication_progress(SYNC_A),
+        lambda: store.record_lineage(Lineage("8", 2)),
+        lambda: store.store_table_schema(table_schema(A, 300)),
+        lambda: store.store_destination_tables_metadata({A: table_metadata("elsewhere")}),
+        lambda: store.prune_table_schemas({A: TableSchemaRetention(EndLsn(250))}),
+        lambda: store.prepare_table_state_for_copy(A),
+        lambda: store.reset_table_states_for_resync(),
+        lambda: store.delete_table_state(A),
+    ]
 
 
 def _assert_whole(store: PipelineStore, table_id: TableId, worker: WorkerType) -> None:
