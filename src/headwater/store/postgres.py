@@ -65,7 +65,7 @@ class PostgresStore(PipelineStore):
         if self._token is not None and not self._run("run_is_ours"):
             raise PipelineLocked(
                 f"another run of pipeline {self._pipeline_id} has taken over",
-                detail="the store has the token of a run that began later than this one; nothing of this one is recorded any more",
+                detail="the store has the token of a run that began later than this one; nothing of this one is recorded now",
                 hint="Let the other run go on, or stop it and start the pipeline again: it goes on from the recorded progress.",
             )
 

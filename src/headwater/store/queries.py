@@ -35,5 +35,5 @@ def writes(name: str) -> bool:
 
 def _fenced(body: str) -> str:
     for mark, fence in _FENCE.items():
-        body = re.sub(rf"{mark}\b", lambda _, fence=fence: fence, body)
+        body = body.replace(mark, fence)
     return body

@@ -49,9 +49,7 @@ def decode_run(
         new = _columns(schema, segment, new_off, new_len, fmt)
         old = _columns(schema, segment, old_off, old_len, fmt) if has_old else None
     except ValueOutOfRange as error:
-        error.message = f"table {schema.name}: {error.message}"
-        error.table_id = schema.id
-        raise
+        raise error.for_table(schema.id, str(schema.name)) from None
     unchanged = {name: new_len[i] == -2 for i, name in enumerate(names) if (new_len[i] == -2).any()}
     return ChangeRun(
         schema=schema,
