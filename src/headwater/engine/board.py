@@ -225,7 +225,7 @@ class Board:
         next_retry = None
         if error.retry is Retry.TIMED:
             if attempts > config.table_error_retry_max_attempts:
-                error.retry = Retry.MANUAL
+                error = error.with_retry(Retry.MANUAL)
             else:
                 wait = Backoff(config.table_error_retry_delay_ms / 1000, most_seconds=3600)
                 wait.attempts = attempts - 1

@@ -18,7 +18,7 @@ from headwater.source.preflight_tables import TableFacts, table_facts
 from headwater.source.publication import OWN_NAMESPACE, PublicationFacts, publication_facts, published_tables
 from headwater.source.server import ServerFacts, server_facts
 from headwater.source.session import Connection, fetch_one
-from headwater.source.slots import apply_slot_name
+from headwater.source.slots import apply_slot_name, sync_slot_prefix
 
 OLDEST_VERSION = 140000
 _SHORTEST_SENDER_TIMEOUT_MS = 5000
@@ -135,7 +135,7 @@ SELECT (SELECT count(*) FROM pg_replication_slots WHERE slot_name <> %s AND NOT 
 
 def _capacity(connection: Connection, server: ServerFacts, pipeline_id: int, needed: int) -> Iterator[Finding]:
     """What an earlier run of this pipeline holds counts as free: it is taken over or dropped."""
-    own = (apply_slot_name(pipeline_id), f"headwater_sync_{pipeline_id}_")
+    own = (apply_slot_name(pipeline_id), sync_slot_prefix(pipeline_id))
     # On a standby one more session asks for the timeline.
     senders = needed + 1 if server.in_recovery else needed
     row = fetch_one(connection, _USED, (*own, *own), doing="counting replication slots")
