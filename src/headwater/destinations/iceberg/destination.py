@@ -25,6 +25,7 @@ from headwater.destinations.iceberg.look import LakeLook, look_at
 from headwater.destinations.iceberg.missing import MissingValues
 from headwater.destinations.iceberg.names import in_lake_names, lake_names, names_property, source_schema
 from headwater.destinations.iceberg.owner import Owner, Writers, check_for_copy
+from headwater.destinations.iceberg.said import translated
 from headwater.destinations.iceberg.schema import TABLE_PROPERTIES, create_table, evolve
 from headwater.destinations.iceberg.sessions import LakeSession, SessionPool
 from headwater.destinations.iceberg.settings import IcebergSettings
@@ -41,7 +42,7 @@ from headwater.events import EventBatch, Step, TableRows
 from headwater.lsn import CommitLsn, EndLsn
 from headwater.schema.table import ReplicatedTableSchema, TableId
 from headwater.spark.frames import FrameSpool
-from headwater.spark.session import is_jvm_lost, translate
+from headwater.spark.session import is_jvm_lost
 from headwater.wire.spool import Spool
 
 _log = logging.getLogger(__name__)
@@ -119,7 +120,7 @@ class IcebergDestination(Destination):
         try:
             found = dict(zip(table_ids, self._tables.map(self._look_at_table, table_ids), strict=True))
         except Exception as error:
-            raise translate(error) from error
+            raise translated(error) from error
         with self._count_lock:
             self._looks = found
         return found
@@ -140,7 +141,7 @@ class IcebergDestination(Destination):
             with self._sessions.session(f"end the old copy of {replicated_table_schema.name}") as session:
                 self._end_epoch(session, replicated_table_schema)
         except Exception as error:
-            result.failed(translate(error))
+            result.failed(translated(error))
             return
         result.done()
 
@@ -156,7 +157,7 @@ class IcebergDestination(Destination):
                 metadata = self._copy(session, replicated_table_schema, table_rows)
             self._store.store_destination_table_metadata(replicated_table_schema.id, metadata)
         except Exception as error:
-            result.failed(translate(error))
+            result.failed(translated(error))
             return
         result.done()
 
@@ -176,7 +177,7 @@ class IcebergDestination(Destination):
             if current:
                 self._store.store_destination_tables_metadata(current)
         except BaseException as error:
-            result.failed(translate(error))
+            result.failed(translated(error))
             return
         if failed:
             result.failed_tables(failed)
@@ -194,7 +195,7 @@ class IcebergDestination(Destination):
             try:
                 written[table] = future.result()
             except Exception as error:
-                failed[table] = translate(error)
+                failed[table] = translated(error)
         return written, failed
 
     def _lake_works(self, failing: TableId) -> bool:
