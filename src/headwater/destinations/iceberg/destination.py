@@ -29,6 +29,7 @@ from headwater.destinations.iceberg.said import translated
 from headwater.destinations.iceberg.schema import TABLE_PROPERTIES, create_table, evolve
 from headwater.destinations.iceberg.sessions import LakeSession, SessionPool
 from headwater.destinations.iceberg.settings import IcebergSettings
+from headwater.destinations.iceberg.shared_storage import check_shared, is_one_process
 from headwater.destinations.iceberg.table import LakeTable
 from headwater.destinations.iceberg.troubles import Troubles
 from headwater.destinations.iceberg.types import lake_arrow_schema, lake_identifier, quote, spark_type
@@ -86,6 +87,9 @@ class IcebergDestination(Destination):
 
     def start(self, context: RunContext) -> None:
         self._settings.prepare()
+        spark_context, warehouse = self._spark.sparkContext, self._settings.warehouse_path
+        if warehouse is not None and not is_one_process(str(spark_context.master)):
+            check_shared(spark_context, warehouse)
         spool = FrameSpool(self._spool_location(context))
         spool.sweep()
         self._context = context
