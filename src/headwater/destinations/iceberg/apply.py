@@ -23,6 +23,7 @@ from headwater.destinations.iceberg.outcome import Outcome, outcome_of
 from headwater.destinations.iceberg.owner import Owner, check_for_changes
 from headwater.destinations.iceberg.parts import delta_in_parts, net_in_parts
 from headwater.destinations.iceberg.refuse import checked, refused
+from headwater.destinations.iceberg.said import translated
 from headwater.destinations.iceberg.schema import evolve, renamed_columns
 from headwater.destinations.iceberg.sessions import LakeSession
 from headwater.destinations.iceberg.table import LakeTable, Published
@@ -39,7 +40,7 @@ from headwater.errors import DestinationError, HeadwaterError, LakeCommitUnknown
 from headwater.events import ChangeRun, Step, TruncateStep
 from headwater.schema.table import TableId
 from headwater.spark.frames import FrameSpool
-from headwater.spark.session import is_jvm_lost, translate
+from headwater.spark.session import is_jvm_lost
 from headwater.wire.spool import Spool
 
 _ATTEMPTS = 3
@@ -131,17 +132,17 @@ class TableApply:
                 raise
             except Exception as error:
                 if is_jvm_lost(error):
-                    raise translate(error) from error
+                    raise translated(error) from error
                 last_error = error
                 outcome = outcome_of(error)
                 if outcome is Outcome.UNKNOWN:
                     session.end_attempt()
                 _log.warning(
-                    "lake commit to %s %s, looking at its watermark: %s", name, outcome, translate(error).detail
+                    "lake commit to %s %s, looking at its watermark: %s", name, outcome, translated(error).detail
                 )
         raise DestinationError(
             f"changes could not be committed to lake table {name}",
-            detail=translate(last_error).detail if last_error is not None else "the commits left no watermark",
+            detail=translated(last_error).detail if last_error is not None else "the commits left no watermark",
             hint="The batch is tried again. If another program writes to this table, let it stop: the mirror has one writer.",
         ) from last_error
 
@@ -155,10 +156,10 @@ class TableApply:
             loaded = LakeTable.load(session.spark, identifier)
         except Exception as error:
             if is_jvm_lost(error) or after is None:
-                raise translate(error) from error
+                raise translated(error) from error
             raise LakeCommitUnknown(
                 f"it could not be learnt whether a commit to lake table {name} was done",
-                detail=f"{translate(after).detail}; then, on looking: {translate(error).detail}",
+                detail=f"{translated(after).detail}; then, on looking: {translated(error).detail}",
                 hint="Check that the lake's catalog and storage can be reached. The batch is tried again, nothing twice.",
             ) from error
         if loaded is None:

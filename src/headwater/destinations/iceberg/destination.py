@@ -25,9 +25,11 @@ from headwater.destinations.iceberg.look import LakeLook, look_at
 from headwater.destinations.iceberg.missing import MissingValues
 from headwater.destinations.iceberg.names import in_lake_names, lake_names, names_property, source_schema
 from headwater.destinations.iceberg.owner import Owner, Writers, check_for_copy
+from headwater.destinations.iceberg.said import translated
 from headwater.destinations.iceberg.schema import TABLE_PROPERTIES, create_table, evolve
 from headwater.destinations.iceberg.sessions import LakeSession, SessionPool
 from headwater.destinations.iceberg.settings import IcebergSettings
+from headwater.destinations.iceberg.shared_storage import check_shared, is_one_process
 from headwater.destinations.iceberg.table import LakeTable
 from headwater.destinations.iceberg.troubles import Troubles
 from headwater.destinations.iceberg.types import lake_arrow_schema, lake_identifier, quote, spark_type
@@ -41,7 +43,7 @@ from headwater.events import EventBatch, Step, TableRows
 from headwater.lsn import CommitLsn, EndLsn
 from headwater.schema.table import ReplicatedTableSchema, TableId
 from headwater.spark.frames import FrameSpool
-from headwater.spark.session import is_jvm_lost, translate
+from headwater.spark.session import is_jvm_lost
 from headwater.wire.spool import Spool
 
 _log = logging.getLogger(__name__)
@@ -85,6 +87,9 @@ class IcebergDestination(Destination):
 
     def start(self, context: RunContext) -> None:
         self._settings.prepare()
+        spark_context, warehouse = self._spark.sparkContext, self._settings.warehouse_path
+        if warehouse is not None and not is_one_process(str(spark_context.master)):
+            check_shared(spark_context, warehouse)
         spool = FrameSpool(self._spool_location(context))
         spool.sweep()
         self._context = context
@@ -119,7 +124,7 @@ class IcebergDestination(Destination):
         try:
             found = dict(zip(table_ids, self._tables.map(self._look_at_table, table_ids), strict=True))
         except Exception as error:
-            raise translate(error) from error
+            raise translated(error) from error
         with self._count_lock:
             self._looks = found
         return found
@@ -140,7 +145,7 @@ class IcebergDestination(Destination):
             with self._sessions.session(f"end the old copy of {replicated_table_schema.name}") as session:
                 self._end_epoch(session, replicated_table_schema)
         except Exception as error:
-            result.failed(translate(error))
+            result.failed(translated(error))
             return
         result.done()
 
@@ -156,7 +161,7 @@ class IcebergDestination(Destination):
                 metadata = self._copy(session, replicated_table_schema, table_rows)
             self._store.store_destination_table_metadata(replicated_table_schema.id, metadata)
         except Exception as error:
-            result.failed(translate(error))
+            result.failed(translated(error))
             return
         result.done()
 
@@ -176,7 +181,7 @@ class IcebergDestination(Destination):
             if current:
                 self._store.store_destination_tables_metadata(current)
         except BaseException as error:
-            result.failed(translate(error))
+            result.failed(translated(error))
             return
         if failed:
             result.failed_tables(failed)
@@ -194,7 +199,7 @@ class IcebergDestination(Destination):
             try:
                 written[table] = future.result()
             except Exception as error:
-                failed[table] = translate(error)
+                failed[table] = translated(error)
         return written, failed
 
     def _lake_works(self, failing: TableId) -> bool:
