@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Collection, Iterator
-from typing import IO, Any, LiteralString, cast
+from typing import IO, Any
 
 import psycopg
 import pyarrow as pa
@@ -83,7 +83,7 @@ def read_source(
         sql.SQL(", ").join(_expression(column) for column in schema.columns),
         sql.SQL("" if _is_partitioned(connection, schema) else "only"),
         sql.Identifier(schema.name.namespace, schema.name.name),
-        sql.SQL(cast(LiteralString, row_filter or "true")),  # as the catalog has it
+        sql.SQL(row_filter or "true"),  # as the catalog has it
     )
     statement = sql.SQL("copy ({}) to stdout (format csv, force_quote *)").format(select)
     longest = 0
