@@ -240,7 +240,68 @@ EVERYWHERE = (
     ),
 )
 
-OPERATIONS = (*PARTITIONS, *LEAVES, *LISTED, *EVERYWHERE)
+MASKED = (
+    _partitions(
+        "leaf_truncated_after_the_root",
+        "truncate $t; insert into $t select i, i, 'x' from generate_series(1, 5) i",
+        "truncate $t__p1",
+        copies=Copies.SOME,
+    ),
+    _partitions(
+        "leaf_truncated_before_the_root", "truncate $t__p1", "truncate $t", "insert into $t values (7, 7, 'x')"
+    ),
+    _partitions(
+        "leaf_made_and_filled_beside_an_empty_one",
+        "create table $t__p4 partition of $t for values from (3000) to (4000)",
+        _LOOSE + "; " + _ATTACH,
+        copies=Copies.SOME,
+    ),
+    Operation(
+        "out_of_the_schema_and_back_behind_its_owner",
+        (
+            "alter table $t owner to pg_monitor",
+            "alter table $t set schema elsewhere",
+            "insert into elsewhere.$t values (50, 5, 'x'); delete from elsewhere.$t where id = 2",
+            "alter table elsewhere.$t set schema public",
+        ),
+        Copies.SOME,
+        stages=(Stage.SCHEMA,),
+    ),
+    Operation(
+        "left_and_came_back_behind_another",
+        (
+            "alter publication shop drop table $t",
+            "insert into $t values (50, 5, 'x'); delete from $t where id = 2",
+            "create table $t__x(id int primary key); alter publication shop add table $t, $t__x",
+            "grant select on $t to public",
+        ),
+        Copies.SOME,
+    ),
+    Operation(
+        "unlogged_and_logged_before_a_truncate",
+        (
+            "alter table $t set unlogged",
+            "insert into $t values (50, 5, 'x')",
+            "alter table $t set logged",
+            "truncate $t; insert into $t values (9, 9, 'x')",
+        ),
+        stages=(Stage.ALL,),
+    ),
+    Operation(
+        "unlogged_and_logged_after_a_truncate",
+        (
+            "truncate $t; insert into $t values (9, 9, 'x')",
+            "alter table $t set unlogged",
+            "insert into $t values (50, 5, 'x')",
+            "alter table $t set logged",
+        ),
+        Copies.SOME,
+        stages=(Stage.ALL,),
+    ),
+)
+"""What changes rows in silence, beside something harmless that leaves the same traces."""
+
+OPERATIONS = (*PARTITIONS, *LEAVES, *LISTED, *EVERYWHERE, *MASKED)
 
 _TWO = PLAIN.replace("$t", "plain") + "; " + PARTITIONED.replace("$t", "parted")
 _ROWS = (
@@ -270,6 +331,22 @@ PUBLICATIONS = (
         "alter publication shop rename to away",
         _ROWS,
         "alter publication away rename to shop",
+        copies=Copies.SOME,
+    ),
+    _publication(
+        "renamed_and_back_behind_its_owner",
+        "alter publication shop rename to away",
+        _ROWS,
+        "alter publication away rename to shop",
+        "alter publication shop owner to pg_monitor",
+        copies=Copies.SOME,
+    ),
+    _publication(
+        "narrowed_and_restored_behind_its_owner",
+        "alter publication shop owner to pg_monitor",
+        "alter publication shop set (publish = 'insert')",
+        _ROWS,
+        "alter publication shop set (publish = 'insert, update, delete, truncate')",
         copies=Copies.SOME,
     ),
     _publication(

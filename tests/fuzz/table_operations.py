@@ -359,4 +359,56 @@ NAMES = (
     ),
 )
 
-OPERATIONS = (*HARMLESS, *REWRITES, *IDENTITIES, *NAMES)
+_RETYPE = "alter table $t alter a type int using a * 100"
+MASKED = (
+    Operation("retyped_after_a_truncate", ("truncate $t; insert into $t values (7, 7, 'x')", _RETYPE), Copies.SOME),
+    Operation(
+        "retyped_after_a_truncate_without_toast",
+        ("truncate $t; insert into $t values (7, 7)", _RETYPE),
+        Copies.SOME,
+        NARROW,
+    ),
+    Operation("retyped_before_a_truncate", (_RETYPE, "truncate $t; insert into $t values (7, 7, 'x')")),
+    Operation("retyped_and_vacuumed_full", (_RETYPE, "vacuum full $t"), Copies.SOME),
+    Operation("retyped_and_granted", (_RETYPE, "grant select (a) on $t to public", "analyze $t"), Copies.SOME),
+    Operation("retyped_beside_a_rolled_back_truncate", ("begin; truncate $t; rollback", _RETYPE), Copies.SOME),
+    Operation(
+        "column_dropped_and_added_and_granted",
+        ("alter table $t drop a, add a int default 7", "grant select (a) on $t to public", "vacuum full $t"),
+        Copies.SOME,
+    ),
+    Operation(
+        "enum_value_renamed_and_another_added",
+        ("alter type $t_mood rename value 'sad' to 'blue'", "alter type $t_mood add value 'sad'"),
+        Copies.SOME,
+        ENUM,
+    ),
+    Operation(
+        "key_made_again_under_full_and_reindexed",
+        (
+            "alter table $t drop constraint $t_pkey",
+            "insert into $t values (2, 20, 'twice'); delete from $t where b = 'twice'; update $t set a = 7 where id = 3",
+            "alter table $t add primary key (id)",
+            "reindex table concurrently $t",
+        ),
+        before=FULL,
+    ),
+    Operation(
+        "moved_and_back_and_granted",
+        (
+            "alter table $t set schema elsewhere",
+            "insert into elsewhere.$t values (50, 5, 'x')",
+            "alter table elsewhere.$t set schema public",
+            "grant select on $t to public",
+        ),
+    ),
+    Operation(
+        "expression_set_and_granted",
+        ("alter table $t alter g set expression as (a * 3)", "grant select (g) on $t to public"),
+        Copies.SOME,
+        GENERATED,
+    ),
+)
+"""What changes rows in silence, beside something harmless that leaves the same traces."""
+
+OPERATIONS = (*HARMLESS, *REWRITES, *IDENTITIES, *NAMES, *MASKED)

@@ -9,8 +9,13 @@ from tests.fuzz.catalog_run import model_run
 from tests.fuzz.fuzzer import fuzz
 from tests.fuzz.generator import Generator
 
-NAMED_SEEDS: dict[str, int] = {}
-SEEDS = {f"seed_{seed}": seed for seed in range(1, 5)} | NAMED_SEEDS
+NAMED_SEEDS = {
+    "renamed_publication_behind_a_change_of_owner": 1029,
+    "narrowed_publication_behind_a_change_of_owner": 1057,
+    "left_and_came_back_behind_a_change_of_owner": 1059,
+}
+"""Each found a defect once; the name says what was missed."""
+SEEDS = {"seed_1": 1, "seed_2": 2} | NAMED_SEEDS
 
 
 @pytest.mark.invariant(17)
@@ -18,5 +23,5 @@ SEEDS = {f"seed_{seed}": seed for seed in range(1, 5)} | NAMED_SEEDS
 def test_random_catalog_statements_leave_every_table_equal(database: Database, seed: int) -> None:
     generator = Generator(seed, database)
     with model_run(database, generator.setup()) as run:
-        done = fuzz(run, generator, seed, rounds=4, statements=12)
+        done = fuzz(run, generator, seed, rounds=6, statements=15)
     assert not done.problems, str(done)
