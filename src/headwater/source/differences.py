@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from headwater.schema.leaves import Leaf, LeafIdentity, NoCommonIdentity, common_identity
-from headwater.source.fingerprint import ColumnFacts, Fingerprint, PartFacts, StorageFacts
+from headwater.source.fingerprint import ColumnFacts, Fingerprint, PartFacts, PublicationFacts, StorageFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +84,7 @@ def _publication(before: Fingerprint, now: Fingerprint) -> Iterator[str]:
         yield "the publication was dropped and created again"
     elif (old.operations, old.via_root, old.generated) != (new.operations, new.via_root, new.generated):
         yield "the publication's options were changed"
-    elif old.version != new.version and old.owner == new.owner:
-        # Another owner writes the row too, and changes nothing of what is published.
+    elif old.version != new.version and not _is_new_owner_alone(old, new):
         yield "the publication was altered (RENAME or SET): changes in between may not have been published"
     if set(before.ties).isdisjoint(now.ties):
         yield "it left the publication and came back"
@@ -96,6 +95,20 @@ def _publication(before: Fingerprint, now: Fingerprint) -> Iterator[str]:
         yield "its row filter was changed"
     if before.column_list != now.column_list:
         yield "its column list was changed"
+
+
+def _is_new_owner_alone(old: PublicationFacts, new: PublicationFacts) -> bool:
+    """Another owner changes nothing of what is published. But RENAME or SET, there and back, could hide behind it: only a row
+    that was written once lies right behind what was the last one."""
+    if old.owner == new.owner or not old.last_place:
+        return False
+    (block, line), place = (_place(text) for text in (old.last_place, new.place))
+    return place == (block, line + 1)
+
+
+def _place(text: str) -> tuple[int, int]:
+    block, _, line = text.strip("()").partition(",")
+    return int(block), int(line)
 
 
 def _is_limited(table: Fingerprint) -> bool:

@@ -33,6 +33,9 @@ class PublicationFacts:
     operations: str
     via_root: bool
     generated: str
+    place: str = ""
+    """Where the row lies, and where the last row of pg_publication did: a row that is written once goes right behind it."""
+    last_place: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +197,8 @@ _BORN = """
 """
 _FACTS = """
 SELECT c.oid::bigint AS id, n.nspname::text, c.relname::text, c.relkind::text,
-       ARRAY[pub.oid::text, pub.version, pub.owner::text, pub.operations, pub.via_root::text, pub.generated] AS publication,
+       ARRAY[pub.oid::text, pub.version, pub.owner::text, pub.operations, pub.via_root::text, pub.generated,
+             pub.place, pub.last_place] AS publication,
        published.ties, coalesce(md5(published.qual::text), '') AS row_filter, published.attrs::int[],
        a.attnums, a.names, a.types, a.typmods, a.generated, a.expressions,
        ({identity}) AS identity,
@@ -363,7 +367,7 @@ def _fingerprint(
     partition_key: list[str] | None,
     parts: list[list[Any]] | None,
 ) -> Fingerprint:
-    oid, version, owner, operations, via_root, gencols = publication
+    oid, version, owner, operations, via_root, *more = publication
     columns = zip(
         attnums or (), names or (), types or (), typmods or (), generated or (), expressions or (), strict=True
     )
@@ -372,7 +376,7 @@ def _fingerprint(
         namespace=namespace,
         name=name,
         kind=kind,
-        publication=PublicationFacts(int(oid), version, int(owner), operations, via_root == "true", gencols),
+        publication=PublicationFacts(int(oid), version, int(owner), operations, via_root == "true", *more),
         ties=tuple(ties),
         row_filter=row_filter,
         column_list=tuple(sorted(column_list)) if column_list is not None else None,

@@ -91,7 +91,8 @@ WITH RECURSIVE pub AS MATERIALIZED (
     SELECT p.oid, p.xmin::text AS version, p.pubowner AS owner, p.puballtables AS all_tables, p.pubviaroot AS via_root,
            concat(CASE WHEN p.pubinsert THEN 'i' END, CASE WHEN p.pubupdate THEN 'u' END,
                   CASE WHEN p.pubdelete THEN 'd' END, CASE WHEN p.pubtruncate THEN 't' END) AS operations,
-           {generated} AS generated
+           {generated} AS generated,
+           p.ctid::text AS place, (SELECT max(every.ctid)::text FROM pg_publication every) AS last_place
     FROM pg_publication p WHERE p.pubname = %(publication)s
 ),
 named(oid, relkind, tie) AS MATERIALIZED (

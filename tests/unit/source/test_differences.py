@@ -26,7 +26,7 @@ ORDERS = Fingerprint(
     namespace="public",
     name="orders",
     kind="r",
-    publication=PublicationFacts(10, "600", 10, "iudt", True, "n"),
+    publication=PublicationFacts(10, "600", 10, "iudt", True, "n", "(0,3)", "(0,5)"),
     ties=("table:11@601",),
     row_filter="",
     column_list=None,
@@ -60,7 +60,9 @@ def test_a_fingerprint_comes_back_from_its_text_and_one_of_another_version_does_
 @pytest.mark.parametrize(
     "now",
     [
-        replace(ORDERS, publication=replace(ORDERS.publication, version="650", owner=11)),
+        replace(
+            ORDERS, publication=replace(ORDERS.publication, version="650", owner=11, place="(0,6)", last_place="(0,6)")
+        ),
         replace(ORDERS, storage=replace(STORAGE, relfilenode=999, changed_by=800)),
         replace(ORDERS, storage=replace(STORAGE, changed_by=800)),
         replace(ORDERS, identity=replace(KEY, primary_key_oid=901)),
@@ -79,6 +81,10 @@ def test_what_is_provably_harmless_is_no_difference(now: Fingerprint) -> None:
     [
         (replace(ORDERS, name="sold"), "renamed"),
         (replace(ORDERS, publication=replace(ORDERS.publication, version="650")), "RENAME or SET"),
+        (
+            replace(ORDERS, publication=replace(ORDERS.publication, version="650", owner=11, place="(0,8)")),
+            "RENAME or SET",
+        ),
         (replace(ORDERS, publication=replace(ORDERS.publication, operations="iu")), "options"),
         (replace(ORDERS, publication=replace(ORDERS.publication, oid=12)), "dropped and created"),
         (replace(ORDERS, ties=("table:15@610",)), "came back"),
