@@ -3,11 +3,17 @@
 Every error a person can meet is one of these. `message` names the object in one line, `detail` says what was found against
 what was expected, `hint` says what to do next. None of the three ever carries a secret: callers pass host and user, never a
 password or a connection string.
+
+An error is a value: nothing of it changes after it was made, for whoever raised it may still hold it. What each one means to
+a pipeline stands here too, in one place: `meaning`.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Any, Self, TypeVar
+
+E = TypeVar("E", bound="HeadwaterError")
 
 
 class Retry(StrEnum):
@@ -23,14 +29,53 @@ class HeadwaterError(Exception):
 
     default_retry = Retry.NEVER
 
-    def __init__(self, message: str, *, detail: str = "", hint: str = "", retry: Retry | None = None) -> None:
+    message: str
+    detail: str
+    hint: str
+    retry: Retry
+    table_id: int | None
+    """The table whose trouble it is, where it is one table's."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        detail: str = "",
+        hint: str = "",
+        retry: Retry | None = None,
+        table_id: int | None = None,
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.detail = detail
         self.hint = hint
         self.retry = retry if retry is not None else self.default_retry
-        self.table_id: int | None = None
-        """The table whose trouble it is, where it is one table's."""
+        self.table_id = table_id
+
+    def __setattr__(self, name: str, value: object) -> None:
+        # Set once, in __init__. Names with underscores are Python's own: traceback, cause, notes.
+        if name in self.__dict__ and not name.startswith("__"):
+            raise AttributeError(f"{name} of an error does not change; make another with with_retry or for_table")
+        super().__setattr__(name, value)
+
+    def with_retry(self, retry: Retry) -> Self:
+        """The same error with another policy."""
+        return self._with(retry=retry)
+
+    def for_table(self, table_id: int, name: str = "") -> Self:
+        """The same error as one table's; with a name, the message begins with it."""
+        return self._with(table_id=table_id, message=f"table {name}: {self.message}" if name else self.message)
+
+    def _with(self, **changes: Any) -> Self:
+        made = _rebuild(type(self), {**self.__dict__, **changes})
+        made.__cause__, made.__context__ = self.__cause__, self.__context__
+        made.__suppress_context__ = self.__suppress_context__
+        return made.with_traceback(self.__traceback__)
+
+    @property
+    def summary(self) -> str:
+        """Message and detail in one line: what a display or a log line shows where there is no room for more."""
+        return f"{self.message}: {self.detail}" if self.detail else self.message
 
     def __str__(self) -> str:
         lines = [self.message]
@@ -41,11 +86,11 @@ class HeadwaterError(Exception):
         return "\n".join(lines)
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Errors cross the border between executor and driver; keyword arguments are lost by the default.
+        # Keyword arguments are lost by the default.
         return (_rebuild, (type(self), dict(self.__dict__)))
 
 
-def _rebuild(cls: type[HeadwaterError], attributes: dict[str, object]) -> HeadwaterError:
+def _rebuild(cls: type[E], attributes: dict[str, Any]) -> E:
     error = cls.__new__(cls, attributes["message"])
     error.__dict__.update(attributes)
     return error
@@ -122,7 +167,7 @@ class ProtocolError(HeadwaterError):
 
 
 class SpoolError(HeadwaterError):
-    """The disk that a large transaction goes to has no room or cannot be written: the world's trouble, never a table's."""
+    """The disk that a large transaction goes to has no room or cannot be written."""
 
     default_retry = Retry.TIMED
 
@@ -146,7 +191,7 @@ class StoreError(HeadwaterError):
 
 
 class StoreUnavailable(StoreError):
-    """The store is out of reach: the world's trouble, never a table's."""
+    """The store is unreachable."""
 
     default_retry = Retry.TIMED
 
@@ -158,7 +203,7 @@ class DestinationError(HeadwaterError):
 
 
 class DestinationUnavailable(DestinationError):
-    """The destination is out of reach: the world's trouble, never a table's."""
+    """The destination is unreachable, read-only or full."""
 
 
 class LakeCommitUnknown(DestinationError):
@@ -171,13 +216,71 @@ class WatermarkError(DestinationError):
     default_retry = Retry.NEVER
 
 
+class ChangeRefused(DestinationError):
+    """A change that cannot be applied to its table as it is. Always that table's own; a new copy of it is exact again."""
+
+
+class LakeTableError(DestinationError):
+    """Writes to one lake table fail while the lake and its other tables work. Always that table's own."""
+
+
+class LakeTableTaken(DestinationError):
+    """A lake table belongs to another source table, pipeline, database or cluster; nothing was written."""
+
+
+class StartAgain(HeadwaterError):
+    """No error of the table's: it goes back to Init, and its copy starts again soon."""
+
+    default_retry = Retry.TIMED
+
+
 class SparkLost(HeadwaterError):
     """The JVM that runs Spark is gone; commits under way are unknown."""
 
 
 class PipelineLocked(HeadwaterError):
-    """Another run of this pipeline holds its lock, or ours was lost."""
+    """Another run of this pipeline holds its lock, ours was lost, or another run has taken over."""
 
 
 class ShutdownRequested(HeadwaterError):
     """Work was interrupted by an orderly stop. Never persisted as a table's error."""
+
+
+class Meaning(StrEnum):
+    """What an error means to a pipeline."""
+
+    WAIT = "wait"
+    """Infrastructure is unreachable: wait and retry for as long as it takes; no table is marked failed (invariant 15)."""
+    START_AGAIN = "start again"
+    """The copy starts again; no error is recorded."""
+    TABLE = "table"
+    """The error of the table it was met with, by its `retry`; where it concerns no single table, of the run."""
+    FATAL = "fatal"
+    """The run ends."""
+    STOPPING = "stopping"
+    """The run was asked to end; nothing went wrong."""
+
+
+_MEANINGS: dict[type[HeadwaterError], Meaning] = {
+    HeadwaterError: Meaning.TABLE,
+    ConnectError: Meaning.WAIT,
+    ConnectionLost: Meaning.WAIT,
+    StoreUnavailable: Meaning.WAIT,
+    DestinationUnavailable: Meaning.WAIT,
+    LakeCommitUnknown: Meaning.WAIT,
+    SpoolError: Meaning.WAIT,
+    StartAgain: Meaning.START_AGAIN,
+    SparkLost: Meaning.FATAL,
+    PipelineLocked: Meaning.FATAL,
+    ShutdownRequested: Meaning.STOPPING,
+}
+
+
+def meaning(error: HeadwaterError) -> Meaning:
+    """By the nearest of its classes that has one."""
+    return next(_MEANINGS[cls] for cls in type(error).__mro__ if cls in _MEANINGS)
+
+
+def passes(error: HeadwaterError) -> bool:
+    """Whether the same attempt, made again later, may succeed."""
+    return meaning(error) is Meaning.WAIT or error.retry is Retry.TIMED

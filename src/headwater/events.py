@@ -199,6 +199,8 @@ class TableRows:
     start_lsn: EndLsn
     make_dataframe: Callable[[], DataFrame]
     batches: Callable[[], Iterator[pa.RecordBatch]]
+    take_over: bool = False
+    """A person said that whatever the destination has under this table's name may be replaced, whoever wrote it."""
 
     @property
     def dataframe(self) -> DataFrame:

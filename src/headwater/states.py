@@ -6,7 +6,7 @@ from `Errored` leads through `Init` and a new copy (invariant 15).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -52,6 +52,8 @@ class TableState:
     reason: str = ""
     solution: str = ""
     retry_policy: RetryPolicy | None = None
+    take_over: bool = False
+    """A person asked for a copy that may replace another owner's rows. Kept until that copy is finished."""
     copied: bool = field(default=False, compare=False)
     """Whether a copy of the table was completed before: `table_sync_copy` skips the first one only. Travels with the state and
     tells no two states apart."""
@@ -83,6 +85,14 @@ def errored(error: HeadwaterError, *, attempts: int = 0, next_retry: datetime | 
     reason = f"{error.message}: {error.detail}" if error.detail else error.message
     policy = RetryPolicy(error.retry, next_retry, attempts)
     return TableState(Phase.ERRORED, reason=reason, solution=error.hint, retry_policy=policy)
+
+
+BEFORE_THE_COPY_ENDS = frozenset({Phase.INIT, Phase.DATA_SYNC, Phase.ERRORED})
+
+
+def carried(before: TableState, after: TableState) -> TableState:
+    """`after` with what stays with a table until its copy is finished."""
+    return replace(after, take_over=after.phase in BEFORE_THE_COPY_ENDS and (after.take_over or before.take_over))
 
 
 IN_MEMORY_ONLY = frozenset({Phase.SYNC_WAIT, Phase.CATCHUP})
@@ -142,6 +152,7 @@ def state_to_json(state: TableState) -> dict[str, Any]:
             "attempts": policy.attempts,
         },
         "copied": state.copied,
+        "take_over": state.take_over,
     }
 
 
@@ -161,4 +172,5 @@ def state_from_json(value: dict[str, Any]) -> TableState:
         ),
         # Recorded by a version that did not say: whatever was copied has a phase behind it that only a copy leads to.
         copied=value.get("copied", value["phase"] in (Phase.SYNC_DONE, Phase.READY)),
+        take_over=value.get("take_over", False),
     )

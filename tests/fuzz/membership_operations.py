@@ -24,7 +24,8 @@ PARTITIONS = (
     _partitions("leaf_truncated", "truncate $t__p1", copies=Copies.SOME),
     _partitions("leaf_truncated_and_filled", "truncate $t__p1; insert into $t values (3, 33, 'x')", copies=Copies.SOME),
     _partitions("leaf_truncated_and_rolled_back", "begin; truncate $t__p1; rollback", copies=Copies.NONE),
-    _partitions("leaf_vacuumed_full", "vacuum full $t__p1"),
+    # Leaves the same traces as a TRUNCATE of the leaf, which the stream does not tell: in doubt.
+    _partitions("leaf_vacuumed_full", "vacuum full $t__p1", copies=Copies.ANY),
     _partitions(
         "leaf_commented", "comment on table $t__p1 is 'x'", "grant select on $t__p1 to public", copies=Copies.NONE
     ),

@@ -12,6 +12,7 @@ from headwater.engine import pipeline
 from headwater.spark.session import SparkSettings, build_session
 from tests.conftest import Database
 from tests.integration.doors import Seen, make_first
+from tests.integration.lake_table import Lake
 
 
 @pytest.fixture(scope="session")
@@ -26,6 +27,13 @@ def spark(lake_settings: IcebergSettings) -> Iterator[SparkSession]:
     session = build_session(SparkSettings(master="local[2]", driver_memory="1g"), lake_settings.spark_catalog())
     yield session
     session.stop()
+
+
+@pytest.fixture
+def lake(spark: SparkSession, lake_settings: IcebergSettings) -> Iterator[Lake]:
+    made = Lake(spark, lake_settings)
+    yield made
+    made.destination.shutdown()
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from headwater.errors import HeadwaterError
 from headwater.events import UNCHANGED, Delete, EventBatch, Insert, TableRow, TableRows, Truncate, Update
 from headwater.lsn import EndLsn
 from headwater.schema.table import ReplicatedTableSchema, TableId
-from headwater.source.slots import apply_slot_name
+from headwater.source.slots import apply_slot_name, sync_slot_prefix
 from headwater.store.memory import MemoryStore
 from headwater.testing.compare import confirmed_position, flush_position
 from tests.conftest import Database
@@ -124,6 +124,12 @@ def config(database: Database, publication: str = "shop", id: int = 1, **setting
         "table_error_retry_delay_ms": 100,
     }
     return PipelineConfig(id=id, publication_name=publication, **{**defaults, **settings})
+
+
+def sync_slot(database: Database, what: object, pipeline_id: int = 1) -> str:
+    """The slot that a table's worker has now, by the table's oid; or a group's, by "group"."""
+    query = "select slot_name from pg_replication_slots where starts_with(slot_name, %s)"
+    return str(database.value(query, [f"{sync_slot_prefix(pipeline_id)}{what}_"]))
 
 
 class Watched:

@@ -56,7 +56,7 @@ def test_changes_go_on_after_the_server_crashed_and_recovered(
         with caplog.at_level(logging.WARNING):
             # At once, as a crash: the server has to recover before it lets anybody in.
             own_server.stop("immediate")
-            run.wait_for(lambda: "following the slot again" in caplog.text)
+            run.wait_for(lambda: "following the slot failed" in caplog.text)
             own_server.restart()
         with own_server.connect() as again:
             run.database = Database(own_server, "postgres", again)
@@ -105,7 +105,7 @@ def test_a_row_filter_that_fails_in_the_server_ends_the_run_with_a_hint(
             assert run.pipeline.wait(60)
     assert failure.value.sqlstate == sqlstate
     assert "row filter of the publication" in failure.value.hint
-    assert caplog.text.count("following the slot again") == attempts
+    assert caplog.text.count("following the slot failed") == attempts
 
 
 @pytest.mark.invariant(15)
@@ -142,7 +142,7 @@ def test_a_lake_that_is_away_for_a_while_is_waited_for_and_no_table_errs(shop: D
         run.warehouse.touch()
         shop.execute("update orders set counter = 2")
         wait_until(
-            lambda: "writing a batch failed, trying again" in run.output,
+            lambda: "writing a batch failed, retrying" in run.output,
             120,
             what="a word about the lake",
             still_good=run.still_running,

@@ -16,13 +16,13 @@ from headwater.engine.pipeline import Pipeline
 from headwater.errors import DestinationError, DestinationUnavailable, Retry
 from headwater.events import EventBatch, TableRows
 from headwater.schema.table import TableId, TableName
-from headwater.source.slots import apply_slot_name, group_slot_name, sync_slot_name
+from headwater.source.slots import apply_slot_name
 from headwater.states import INIT, Phase, TableState
 from headwater.store.memory import MemoryStore
 from headwater.testing.compare import compare_table, wait_until
 from headwater.testing.lake_rows import open_lake
 from tests.conftest import Database
-from tests.integration.mirror import MirrorDestination, Running, config, running
+from tests.integration.mirror import MirrorDestination, Running, config, running, sync_slot
 from tests.integration.small_tables import Gate, make_tables, writing
 
 SLOT = apply_slot_name(1)
@@ -49,7 +49,7 @@ def test_a_group_shares_one_slot_and_one_snapshot_and_pauses_the_apply_worker_on
     gate = Gate("t3")
     with running(database, gate) as run:
         assert gate.begun.wait(30)
-        assert slots(database) == [SLOT, group_slot_name(1, 1)]
+        assert slots(database) == [SLOT, sync_slot(database, "group")]
         gate.open.set()
         run.wait_states("ready", TABLES)
         assert set(gate.starts) == set(names)
@@ -70,7 +70,7 @@ def test_large_tables_have_a_slot_each_beside_a_group(database: Database, monkey
     gate = Gate("large")
     with running(database, gate) as run:
         assert gate.begun.wait(30)
-        assert sync_slot_name(1, oid(database, "large")) in slots(database)
+        assert sync_slot(database, oid(database, "large")) in slots(database)
         # The others do not wait for it.
         run.wait_states("ready", 3)
         gate.open.set()
@@ -189,7 +189,7 @@ def test_a_groups_exported_snapshot_that_is_lost_is_nobodys_error(database: Data
     with running(database, gate, store) as run:
         assert gate.begun.wait(30)
         end = "select pg_terminate_backend(pid, 10000) from pg_stat_activity where backend_type = 'walsender'"
-        assert database.value(f"{end} and application_name = %s", [group_slot_name(1, 1)])
+        assert database.value(f"{end} and application_name = %s", [sync_slot(database, "group")])
         gate.open.set()
         run.wait_states("ready", TABLES)
         run.wait_caught_up()
@@ -332,17 +332,18 @@ def test_a_group_is_read_by_one_spark_job(database: Database, spark: SparkSessio
     names = make_tables(database, TABLES)
     database.execute("create table nothing(id int primary key)")
     database.execute("create table dates(id int primary key, day date); insert into dates values (1, '-infinity')")
-    # The session is shared, and other tests name their pipelines alike.
-    tag = f"headwater-copy-1-{group_slot_name(1, 1)}"
-    before = set(jobs_with_tag(spark, tag))
-    with running_with_spark(database, spark, MirrorDestination()) as run:
+    gate = Gate("nothing")
+    with running_with_spark(database, spark, gate) as run:
+        assert gate.begun.wait(60)
+        tag = f"headwater-copy-1-{sync_slot(database, 'group')}"
+        gate.open.set()
         run.wait_states("ready", TABLES + 1)
         # The bad one has failed in the same job, by itself.
         assert run.states()["public.dates"] == "errored"
         assert any("'day' holds a date value" in error for error in run.pipeline.progress.snapshot().errors)
         run.assert_equal(*names, "nothing")
     # The mirror reads the rows that the driver holds: there is no other job.
-    assert len(set(jobs_with_tag(spark, tag)) - before) == 1
+    assert len(jobs_with_tag(spark, tag)) == 1
     for name in (*names, "nothing"):
         assert jobs_with_tag(spark, f"headwater-copy-1-{oid(database, name)}") == []
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
-import itertools
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -14,35 +12,21 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
 
-from headwater.contracts.destination import RunContext
 from headwater.contracts.results import (
     DropTableForCopyResult,
     PendingResult,
-    Result,
     WriteEventsResult,
-    WriteTableRowsResult,
 )
-from headwater.destinations.iceberg.destination import IcebergDestination
-from headwater.destinations.iceberg.sessions import Outcome, outcome_of
-from headwater.destinations.iceberg.settings import IcebergSettings
-from headwater.destinations.iceberg.types import lake_arrow_schema, lake_identifier, quote, spark_schema, to_lake
-from headwater.errors import DestinationError, WatermarkError
+from headwater.destinations.iceberg.outcome import Outcome, outcome_of
+from headwater.destinations.iceberg.table import LakeTable
+from headwater.destinations.iceberg.types import quote
+from headwater.errors import ChangeRefused, DestinationError, WatermarkError
 from headwater.events import (
-    DELETE,
     INSERT,
-    NO_OLD,
     OLD_FULL,
-    OLD_KEY,
     UNCHANGED,
-    UPDATE,
-    ChangeRun,
     EventBatch,
-    Step,
-    TableRows,
-    Transactions,
-    TruncateStep,
 )
 from headwater.lsn import CommitLsn, EndLsn
 from headwater.schema.arrow import arrow_schema
@@ -53,10 +37,20 @@ from headwater.schema.table import (
     SnapshotId,
     TableId,
     TableName,
-    TableSchema,
 )
 from headwater.schema.types import BUILT_IN
-from headwater.store.memory import MemoryStore
+from tests.integration.lake_table import (
+    ID_V,
+    NOBODY,
+    Lake,
+    delete,
+    finish,
+    insert,
+    run,
+    table_schema,
+    truncate,
+    update,
+)
 
 # PySpark leaves the sockets it collects over to the garbage collector.
 pytestmark = [
@@ -64,136 +58,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-_ids = itertools.count(1)
-NOBODY = Transactions(*(np.zeros(0, t) for t in (np.uint64, np.uint64, np.int64, np.uint32, np.int64, np.int64)))  # type: ignore[arg-type]
-
-
-def table_schema(
-    *columns: tuple[str, int], key: Sequence[str] = ("id",), name: TableName | None = None, **more: Any
-) -> ReplicatedTableSchema:
-    number = next(_ids)
-    made = tuple(
-        ColumnSchema(column, BUILT_IN[oid], attnum=i + 1, primary_key=column in key, typmod=more.pop(column, -1))
-        for i, (column, oid) in enumerate(columns)
-    )
-    return ReplicatedTableSchema(TableSchema(TableId(number), name or TableName("public", f"t{number}"), made, **more))
-
-
-ID_V = (("id", 20), ("v", 25))
-
-
-@dataclass
-class Change:
-    op: int
-    new: tuple[Any, ...] | None = None
-    old: tuple[Any, ...] | None = None
-    kind: int = NO_OLD
-
-
-def insert(*row: Any) -> Change:
-    return Change(INSERT, row)
-
-
-def update(*row: Any, old: tuple[Any, ...] | None = None, kind: int = OLD_KEY) -> Change:
-    return Change(UPDATE, row, old, NO_OLD if old is None else kind)
-
-
-def delete(*row: Any, kind: int = OLD_KEY) -> Change:
-    return Change(DELETE, None, row, kind)
-
-
-def run(schema: ReplicatedTableSchema, lsn: int, *changes: Change, first: int = 0) -> ChangeRun:
-    types, size = arrow_schema(schema), len(changes)
-    none = (None,) * len(types)
-    new = [tuple(None if v is UNCHANGED else v for v in (c.new or none)) for c in changes]
-    unchanged = {
-        name: np.array([c.new is not None and c.new[i] is UNCHANGED for c in changes])
-        for i, name in enumerate(types.names)
-    }
-    return ChangeRun(
-        schema,
-        np.array([c.op for c in changes], np.uint8),
-        np.full(size, lsn, np.uint64),
-        np.arange(first, first + size),
-        np.zeros(size, np.int64),
-        np.arange(size),
-        rows_table(types, new),
-        np.array([c.kind for c in changes], np.uint8),
-        rows_table(types, [c.old or none for c in changes]) if any(c.kind for c in changes) else None,
-        {name: flags for name, flags in unchanged.items() if flags.any()},
-    )
-
-
-def rows_table(types: pa.Schema, rows: Sequence[tuple[Any, ...]]) -> pa.Table:
-    columns = [[row[i] for row in rows] for i in range(len(types))]
-    return pa.Table.from_arrays([pa.array(c, f.type) for c, f in zip(columns, types, strict=True)], schema=types)
-
-
-def truncate(schema: ReplicatedTableSchema, lsn: int, ordinal: int = 0) -> TruncateStep:
-    return TruncateStep(schema, CommitLsn(lsn), ordinal, 0, 0)
-
-
-def finish(result: Result, call: Callable[[], None]) -> None:
-    pending = PendingResult(result)
-    call()
-    pending.wait()
-    for error in pending.table_errors.values():
-        raise error
-
-
-@dataclass
-class Lake:
-    """The destination under test, and other eyes on what it wrote."""
-
-    spark: SparkSession
-    settings: IcebergSettings
-    store: MemoryStore = field(default_factory=MemoryStore)
-    source: dict[Any, tuple[Any, ...]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.destination = IcebergDestination(self.spark, self.store, self.settings)
-        self.destination.start(RunContext(1, "7001", self._read_source))
-
-    def _read_source(self, schema: ReplicatedTableSchema, keys: pa.Table) -> pa.Table:
-        wanted = [tuple(row.values()) for row in keys.to_pylist()]
-        return rows_table(arrow_schema(schema), [self.source[key] for key in wanted if key in self.source])
-
-    def copy(
-        self, schema: ReplicatedTableSchema, rows: Sequence[tuple[Any, ...]], lsn: int = 100, epoch: str = "e1"
-    ) -> None:
-        table = rows_table(arrow_schema(schema), rows)
-        lake = lake_arrow_schema(schema)
-        frame = self.spark.createDataFrame(to_lake(table, lake), spark_schema(lake))
-        result = WriteTableRowsResult()
-        rows_of_copy = TableRows(epoch, EndLsn(lsn), lambda: frame, lambda: iter(table.to_batches()))
-        self.store.store_table_schema(schema.table_schema)
-        finish(result, lambda: self.destination.write_table_rows(schema, rows_of_copy, result))
-
-    def write(self, *steps: Step) -> None:
-        tables: dict[TableId, list[Step]] = {}
-        for step in steps:
-            tables.setdefault(step.schema.id, []).append(step)
-        self.write_tables(tables)
-
-    def write_tables(self, tables: Mapping[TableId, Sequence[Step]]) -> None:
-        result = WriteEventsResult()
-        finish(result, lambda: self.destination.write_events(EventBatch(tables, NOBODY, EndLsn(1)), result))
-
-    def identifier(self, schema: ReplicatedTableSchema) -> str:
-        return lake_identifier(self.settings.catalog, schema.name)
-
-    def rows(self, schema: ReplicatedTableSchema) -> list[tuple[Any, ...]]:
-        return sorted((tuple(row) for row in self.spark.table(self.identifier(schema)).collect()), key=repr)
-
-    def snapshots(self, schema: ReplicatedTableSchema) -> list[Any]:
-        return self.spark.sql(f"SELECT * FROM {self.identifier(schema)}.snapshots ORDER BY committed_at").collect()
-
-
-@pytest.fixture
-def lake(spark: SparkSession, lake_settings: IcebergSettings) -> Iterator[Lake]:
-    made = Lake(spark, lake_settings)
-    yield made
-    made.destination.shutdown()
 
 
 @pytest.mark.invariant(10)
@@ -281,13 +145,20 @@ def test_rows_that_swap_their_keys_by_a_third_one_keep_their_values(lake: Lake) 
 
 
 @pytest.mark.invariant(12)
-def test_an_unchanged_value_that_no_target_row_has_is_read_from_the_source_and_counted(lake: Lake) -> None:
+def test_an_unchanged_value_that_no_target_row_has_is_read_from_the_source_and_never_becomes_null(lake: Lake) -> None:
     schema = table_schema(*ID_V)
+    later = ReplicatedTableSchema(replace(schema.table_schema, snapshot_id=SnapshotId(250)))
     lake.copy(schema, [(1, "a")])
-    lake.source = {(7,): (7, "from the source")}
-    lake.write(run(schema, 200, insert(7, UNCHANGED), insert(8, UNCHANGED)))
-    assert lake.rows(schema) == [(1, "a"), (7, "from the source"), (8, None)]
-    assert lake.destination.source_rows_read == 2
+    lake.source = {(7,): (7, "from the source"), (10,): (10, "moved")}
+    lake.write(run(schema, 200, insert(7, UNCHANGED)))
+    assert lake.destination.source_rows_read == 1
+    with pytest.raises(ChangeRefused, match="cannot be found"):
+        lake.write(run(schema, 210, insert(8, UNCHANGED), insert(2, "b")))
+    assert lake.rows(schema) == [(1, "a"), (7, "from the source")]
+    # What comes later in the batch has the last word: the one row is deleted, the other found under its new key.
+    gone = [insert(8, UNCHANGED), insert(9, UNCHANGED)]
+    lake.write(run(schema, 210, *gone), run(later, 300, delete(8, None), update(10, UNCHANGED, old=(9, None))))
+    assert lake.rows(schema) == [(1, "a"), (10, "moved"), (7, "from the source")]
 
 
 @pytest.mark.invariant(12)
@@ -479,29 +350,52 @@ def test_a_late_merge_of_another_session_fails_validation(lake: Lake, tmp_path: 
 
 
 @pytest.mark.invariant(6)
-@pytest.mark.parametrize("identity", [ReplicaIdentity.NOTHING, ReplicaIdentity.FULL])
-def test_rows_without_a_key_that_meet_a_commit_in_between_are_written_once(
+@pytest.mark.parametrize("identity", list(ReplicaIdentity))
+def test_a_commit_between_the_look_and_the_write_is_seen_and_the_batch_is_written_once_on_top_of_it(
     lake: Lake, monkeypatch: pytest.MonkeyPatch, identity: ReplicaIdentity
 ) -> None:
-    schema = table_schema(*ID_V, key=(), replica_identity=identity)
-    removing = [delete(5, "equal", kind=OLD_FULL)] if identity is ReplicaIdentity.FULL else []
-    lake.copy(schema, [(5, "equal"), (5, "equal")])
-    from headwater.destinations.iceberg.table import LakeTable
-
-    create = LakeTable.create_branch
+    keyed = identity in (ReplicaIdentity.DEFAULT, ReplicaIdentity.INDEX)
+    more = {"identity_columns": ("id",)} if identity is ReplicaIdentity.INDEX else {}
+    schema = table_schema(*ID_V, key=("id",) if keyed else (), replica_identity=identity, **more)
+    lake.copy(schema, [(5, "equal"), (6, "equal")])
     interfered: list[str] = []
+    stage = LakeTable.stage
 
-    def interfere(self: LakeTable, name: str, snapshot_id: int) -> None:
-        create(self, name, snapshot_id)
+    def interfere(self: LakeTable, start: int) -> str:
         if not interfered:
-            interfered.append(name)
+            interfered.append(lake.identifier(schema))
             lake.spark.sql(f"INSERT INTO {lake.identifier(schema)} VALUES (9, 'foreign')")
+        return stage(self, start)
 
-    monkeypatch.setattr(LakeTable, "create_branch", interfere)
-    lake.write(run(schema, 200, insert(1, "a"), *removing))
+    monkeypatch.setattr(LakeTable, "stage", interfere)
+    changes = [insert(1, "a")]
+    changes += [update(5, UNCHANGED), update(9, "ours")] if keyed else []
+    changes += [delete(5, "equal", kind=OLD_FULL)] if identity is ReplicaIdentity.FULL else []
+    lake.write(run(schema, 200, *changes))
     assert interfered
-    assert lake.rows(schema) == [(1, "a"), *[(5, "equal")] * (2 - len(removing)), (9, "foreign")]
-    assert [r.name for r in lake.spark.sql(f"SELECT name FROM {lake.identifier(schema)}.refs").collect()] == ["main"]
+    five = [] if identity is ReplicaIdentity.FULL else [(5, "equal")]
+    assert lake.rows(schema) == [(1, "a"), *five, (6, "equal"), (9, "ours" if keyed else "foreign")]
+
+
+@pytest.mark.invariant(6)
+def test_a_late_commit_of_a_dead_attempt_to_the_staging_branch_is_not_published(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schema = table_schema(*ID_V)
+    lake.copy(schema, [(1, "a"), (2, "b")])
+    publish = LakeTable.publish
+    late: list[int] = []
+
+    def after_a_late_one(self: LakeTable, start: int, attempt: str, **more: Any) -> Any:
+        if not late:
+            late.append(start)
+            lake.spark.sql(f"UPDATE {lake.identifier(schema)}.branch_headwater_staging SET v = 'late' WHERE id = 2")
+        return publish(self, start, attempt, **more)
+
+    monkeypatch.setattr(LakeTable, "publish", after_a_late_one)
+    lake.write(run(schema, 200, update(1, "in time")))
+    assert late
+    assert lake.rows(schema) == [(1, "in time"), (2, "b")]
 
 
 def test_of_two_equal_rows_without_a_key_one_delete_removes_one(lake: Lake) -> None:

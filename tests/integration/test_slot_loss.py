@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -13,15 +14,15 @@ from headwater.contracts.results import WriteTableRowsResult
 from headwater.contracts.stores import APPLY, WorkerType
 from headwater.events import TableRows
 from headwater.lsn import EndLsn
-from headwater.schema.table import ReplicatedTableSchema, TableId
+from headwater.schema.table import ReplicatedTableSchema
 from headwater.source.slot_errors import OtherServer, SlotInvalidated, SlotMissing
-from headwater.source.slots import apply_slot_name, sync_slot_name
+from headwater.source.slots import apply_slot_name
 from headwater.store.memory import MemoryStore
 from headwater.store.postgres import PostgresStore
 from headwater.testing.postgres import PostgresServer
 from headwater.wire.connection import WireConnection
 from tests.conftest import Database
-from tests.integration.mirror import MirrorDestination, running
+from tests.integration.mirror import MirrorDestination, running, sync_slot
 
 pytestmark = pytest.mark.invariant(10)
 
@@ -150,7 +151,7 @@ def test_every_worker_has_a_name_of_its_own_that_the_server_does_not_cut(shop: D
     table = shop.value("select 'orders'::regclass::oid::bigint")
     with running(shop, mirror, id=longest, heartbeat_interval_ms=100) as run:
         assert begun.wait(60)
-        apply, sync = apply_slot_name(longest), sync_slot_name(longest, TableId(table))
+        apply, sync = apply_slot_name(longest), sync_slot(shop, table, longest)
         workers = {apply, sync, f"headwater_lock_{longest}", f"headwater_heartbeat_{longest}"}
         run.wait_for(lambda: workers <= {name for (name,) in shop.execute(NAMES, [shop.name])})
         slots = {name for (name,) in shop.execute("select slot_name from pg_replication_slots")}
@@ -167,7 +168,7 @@ def test_a_slot_that_somebody_still_reads_is_waited_for(shop: Database) -> None:
     with running(shop, mirror, store) as run:
         run.wait_states("ready", 1)
         run.stop()
-    left = WireConnection.connect(shop.settings, replication=True)
+    left = WireConnection.connect(replace(shop.settings, application_name="somebody"), replication=True)
     left.start_replication(SLOT, EndLsn(0), {"proto_version": "1", "publication_names": "shop"})
     looked = threading.Event()
 

@@ -66,8 +66,9 @@ def reading(database: Any, slot: str, application_name: str) -> Iterator[psycopg
 
 def test_slot_names_are_short_enough_and_carry_the_pipeline() -> None:
     assert apply_slot_name(7) == "headwater_apply_7"
-    assert sync_slot_name(7, TableId(16384)) == "headwater_sync_7_16384"
-    assert len(sync_slot_name(2**63 - 1, TableId(2**32 - 1))) < 63
+    assert sync_slot_name(7, TableId(16384), "0123456789abcdef", 3) == "headwater_sync_7_16384_01234567_3"
+    assert sync_slot_name(7, None, "0123456789abcdef", 4) == "headwater_sync_7_group_01234567_4"
+    assert len(sync_slot_name(2**63 - 1, TableId(2**32 - 1), "f" * 32, 99_999_999)) <= 63
 
 
 def test_a_slot_is_seen_as_the_server_shows_it(database: Any, session: Connection, slot: str) -> None:

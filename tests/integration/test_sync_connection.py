@@ -12,15 +12,14 @@ from headwater.engine.slot_stream import StreamOptions
 from headwater.errors import ConnectError, ConnectionLost
 from headwater.events import TableRows
 from headwater.lsn import ZERO
-from headwater.schema.table import TableId
-from headwater.source.slots import apply_slot_name, sync_slot_name
+from headwater.source.slots import apply_slot_name
 from headwater.testing.postgres import PostgresServer
 from headwater.wire.chunks import Chunk
 from headwater.wire.connection import WireConnection
 from headwater.wire.settings import ConnectSettings
 from tests.conftest import Database
 from tests.integration.doors import Doors, make_first, until_asked
-from tests.integration.mirror import Running, running
+from tests.integration.mirror import Running, running, sync_slot
 
 
 def end_session(database: Database, run: Running, slot: str) -> None:
@@ -38,7 +37,7 @@ def end_session_for_all_to_see(database: Database, run: Running, slot: str, capl
 
 
 def second_slot(database: Database) -> str:
-    return sync_slot_name(1, TableId(database.value("select 'second'::regclass::oid::bigint")))
+    return sync_slot(database, database.value("select 'second'::regclass::oid::bigint"))
 
 
 def until_following(database: Database, run: Running, doors: Doors) -> None:

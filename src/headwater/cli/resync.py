@@ -32,19 +32,26 @@ _LOCK_SECONDS = 1.0
     is_flag=True,
     help="All tables; of a stopped pipeline with a new slot, if the old one is lost.",
 )
-def resync(settings_file: Path, tables: tuple[str, ...], everything: bool) -> None:
+@click.option(
+    "--take-over",
+    is_flag=True,
+    help="Replace the rows of a lake table that belongs to another pipeline, cluster or database. Only with TABLES.",
+)
+def resync(settings_file: Path, tables: tuple[str, ...], everything: bool, take_over: bool) -> None:
     """Copy TABLES, written namespace.name, again: at once if the pipeline runs, else when it is run.
 
     Readers of the lake see the old rows until the new copy is complete.
     """
     if everything == bool(tables):
         raise click.UsageError("name the tables to copy again, or --all")
+    if everything and take_over:
+        raise click.UsageError("name the tables to take over; --all does not go with --take-over")
     with controlled(settings_file, "resync") as pipeline:
         # Before the store is started, which makes its tables: a name that is wrong leaves nothing behind.
         wanted = [] if everything else _wanted(pipeline, tables)
         pipeline.store.start()
         pipeline.store.load_table_states()
-        count = _all(pipeline) if everything else _some(pipeline, wanted)
+        count = _all(pipeline) if everything else _some(pipeline, wanted, take_over)
         noun = "table is" if count == 1 else "tables are"
         click.echo(f"{count} {noun} copied again {pipeline.when()}")
 
@@ -84,13 +91,13 @@ def _wanted(pipeline: Controlled, tables: Sequence[str]) -> list[TableId]:
     return [known[table] for table in dict.fromkeys(tables)]
 
 
-def _some(pipeline: Controlled, tables: Sequence[TableId]) -> int:
-    _ask(pipeline, tables)
+def _some(pipeline: Controlled, tables: Sequence[TableId], take_over: bool) -> int:
+    _ask(pipeline, tables, take_over)
     return len(tables)
 
 
-def _ask(pipeline: Controlled, tables: Sequence[TableId]) -> None:
+def _ask(pipeline: Controlled, tables: Sequence[TableId], take_over: bool = False) -> None:
     states = pipeline.store.get_table_states()
     # That there was a copy before stays on record: a table whose first copy was skipped is copied now.
-    wanted = [(table, replace(INIT, copied=states.get(table, INIT).copied)) for table in tables]
+    wanted = [(table, replace(INIT, take_over=take_over, copied=states.get(table, INIT).copied)) for table in tables]
     pipeline.store.update_table_states(wanted)

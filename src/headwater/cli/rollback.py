@@ -36,5 +36,7 @@ def rollback(settings_file: Path, table: str) -> None:
                 detail=f"its state is {state}" if state is not None else "the pipeline has no state of it yet",
                 hint=f"To copy it again all the same: {pipeline.command('resync', table)}",
             )
+        # An older version may have made the store, with fewer tables.
+        pipeline.store.start()
         pipeline.store.update_table_state(known[table], INIT)
         click.echo(f"{table} goes back to init: it is copied again {pipeline.when()}")

@@ -83,6 +83,10 @@ class TableSyncCopyConfig(Checked):
         return self.mode is TableSyncCopyMode.INCLUDE_ALL
 
 
+class InDoubt(StrEnum):
+    COPY = "copy"
+
+
 class InvalidatedSlotBehavior(StrEnum):
     ERROR = "error"
     RECREATE = "recreate"
@@ -145,6 +149,13 @@ class PipelineConfig(Checked):
     table_sync_copy: Annotated[TableSyncCopyConfig, Setting("Which tables are copied.")] = field(
         default_factory=TableSyncCopyConfig
     )
+    in_doubt: Annotated[
+        InDoubt,
+        Setting(
+            "When the catalog of the source changed in a way that may have changed rows without a change in the stream: "
+            "`copy` copies the table again."
+        ),
+    ] = InDoubt.COPY
     invalidated_slot_behavior: Annotated[
         InvalidatedSlotBehavior,
         Setting("When the slot can no longer serve changes: stop with an error, or make a new one and copy all again."),

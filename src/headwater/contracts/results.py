@@ -26,6 +26,7 @@ class _Outcome:
         self._done = False
         self._error: HeadwaterError | None = None
         self._table_errors: Mapping[TableId, HeadwaterError] = {}
+        self.missed: Mapping[TableId, int] = {}
         self._callbacks: list[Callable[[], None]] = []
 
     def complete(
@@ -117,6 +118,10 @@ class WriteTableRowsResult(Result):
 class WriteEventsResult(Result):
     what = "write_events"
 
+    def missed(self, changes: Mapping[TableId, int]) -> None:
+        """How many updates and deletes of a table found no row (invariant 18). Said before the call is completed, if at all."""
+        self._outcome.missed = dict(changes)
+
     def failed_tables(self, errors: Mapping[TableId, Exception]) -> None:
         """The named tables failed, everything else of this call is durable.
 
@@ -146,6 +151,11 @@ class PendingResult:
     def table_errors(self) -> Mapping[TableId, HeadwaterError]:
         """The tables that failed by themselves, where the rest is durable."""
         return self._outcome.table_errors
+
+    @property
+    def missed(self) -> Mapping[TableId, int]:
+        """Updates and deletes that found no row, by table; complete once it is done."""
+        return self._outcome.missed
 
     def on_done(self, callback: Callable[[], None]) -> None:
         self._outcome.on_done(callback)

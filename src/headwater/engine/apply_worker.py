@@ -22,10 +22,19 @@ from headwater.engine.board import Board
 from headwater.engine.calls import call
 from headwater.engine.hand_off_pause import HandOffPause
 from headwater.engine.ownership import ApplyOwnership, TextNeeded
-from headwater.engine.retry import WORLD, Backoff, is_worth_retrying, raise_if_not_the_tables_own
+from headwater.engine.retry import Attempts, raise_if_not_the_tables_own, retrying, waits
 from headwater.engine.run import Run
 from headwater.engine.slot_stream import SlotStream
-from headwater.errors import HeadwaterError, Retry, ServerError, ShutdownRequested, ValueOutOfRange
+from headwater.errors import (
+    HeadwaterError,
+    Meaning,
+    Retry,
+    ServerError,
+    ShutdownRequested,
+    ValueOutOfRange,
+    meaning,
+    passes,
+)
 from headwater.events import EventBatch
 from headwater.lsn import ZERO, EndLsn
 from headwater.schema.table import TableId
@@ -41,11 +50,13 @@ _INTERNAL_ERRORS = 5
 
 @dataclass(slots=True)
 class _Write:
-    """A batch that is being written."""
+    """A batch that is being written, or waits to be written again."""
 
     batch: EventBatch
     pending: PendingResult
     started: float
+    again_at: float | None = None
+    """When the next attempt is made, after one that failed."""
 
 
 class ApplyWorker:
@@ -62,10 +73,11 @@ class ApplyWorker:
         self._stream: SlotStream | None = None
         self._decoder = run.decoder()
         self._write: _Write | None = None
-        self._backoff = Backoff(0.5)
-        self._write_backoff = Backoff(0.5)
+        self._follow_attempts = Attempts("following the slot", run.progress)
+        self._write_attempts = Attempts("writing a batch", run.progress)
         self._filling_since: float | None = None
         self._asked_at = 0.0
+        self._reported = (0, 0)
         self._internal_errors = 0
         """Without progress in between."""
         self._pause = HandOffPause(run.board, run.progress)
@@ -79,9 +91,10 @@ class ApplyWorker:
             while not self._run_.stop.is_set():
                 self._step()
             self._drain()
-        except ShutdownRequested:
+        except HeadwaterError as error:
             # Interrupted while waiting to write a batch again: sealing what came after it would confirm past it.
-            pass
+            if meaning(error) is not Meaning.STOPPING:
+                raise
         finally:
             self._disconnect()
             self._slot.close()
@@ -99,14 +112,13 @@ class ApplyWorker:
             if begun or (self._write is None and not self._is_due()):
                 self._answer()
             self._confirm_idle()
+            self._report()
         except TextNeeded as reason:
             log.info("following the slot in text form from now on: %s", reason)
             self._ownership.binary = False
             self._settle_and_reconnect()
-        except ShutdownRequested:
-            raise
         except HeadwaterError as error:
-            if not (is_worth_retrying(error) or self._is_internal(error)):
+            if not (passes(error) or self._is_internal(error)):
                 raise
             # Always with a new connection: whatever was sealed and not handed on comes again.
             self._wait_and_reconnect(error)
@@ -114,14 +126,14 @@ class ApplyWorker:
     # Connection
 
     def _connect(self) -> None:
+        self._run_.require_lock()
         self._stream = self._slot.open(binary=self._ownership.binary)
         # A new connection sends again whatever was not confirmed; what we held of it is dropped with the decoder.
         self._decoder = self._run_.decoder()
         self._position = self._slot.confirmed
         self._run_.told.passed(self._position)
         self._filling_since = None
-        self._backoff.reset()
-        self._run_.progress.waiting(None)
+        self._follow_attempts.succeeded()
 
     def _disconnect(self) -> None:
         if self._stream is not None:
@@ -141,9 +153,7 @@ class ApplyWorker:
         self._disconnect()
 
     def _wait_and_reconnect(self, error: HeadwaterError) -> None:
-        seconds = self._backoff.next_seconds()
-        log.warning("following the slot again in %.1f s: %s", seconds, error.message)
-        self._run_.progress.waiting(error.message)
+        seconds = self._follow_attempts.failed(error)
         self._settle_and_reconnect()
         self._run_.pause(seconds)
 
@@ -219,6 +229,7 @@ class ApplyWorker:
         return batch.without(changed)
 
     def _hand_to_destination(self, batch: EventBatch) -> None:
+        self._run_.require_lock()
         destination = self._run_.destination
         pending = call(
             "headwater-write",
@@ -233,14 +244,18 @@ class ApplyWorker:
         write = self._write
         if write is None or not write.pending.done:
             return
-        self._write = None
+        if write.again_at is not None:
+            if time.monotonic() >= write.again_at:
+                self._hand_to_destination(write.batch)
+            return
         try:
             write.pending.raise_if_failed()
             raise_if_not_the_tables_own(write.batch, write.pending.table_errors)
         except HeadwaterError as error:
             self._retry_write(write, error)
             return
-        self._write_backoff.reset()
+        self._write = None
+        self._write_attempts.succeeded()
         # Before progress is: once that is past the table's changes, nothing else would bring it back.
         for table, trouble in write.pending.table_errors.items():
             self._fail_table(table, trouble)
@@ -252,21 +267,19 @@ class ApplyWorker:
         self._run_.progress.batch_applied(write.batch.change_count, len(write.batch.tables), seconds, newest)
 
     def _retry_write(self, write: _Write, error: HeadwaterError) -> None:
+        """Reading goes on meanwhile as far as there is room, so that the lag is known."""
         limit = self._run_.config.table_error_retry_max_attempts
-        if not isinstance(error, WORLD) and self._write_backoff.attempts >= limit:
-            error.retry = Retry.NEVER  # the budget is used up: a new connection would only begin it anew
-        if not is_worth_retrying(error):
+        if not waits(error) and self._write_attempts.failures >= limit:
+            error = error.with_retry(Retry.NEVER)  # the budget is used up: a new connection would only begin another
+        if not passes(error):
+            self._write = None
+            self._write_attempts.forget()
             raise error
-        seconds = self._write_backoff.next_seconds()
-        log.warning("writing a batch failed, trying again in %.1f s: %s", seconds, error)
-        self._run_.progress.waiting(f"the destination: {error.message}")
-        self._run_.pause(seconds)
-        self._run_.progress.waiting(None)
-        self._hand_to_destination(write.batch)
+        write.again_at = time.monotonic() + self._write_attempts.failed(error)
 
     def _fail_table(self, table: TableId, error: HeadwaterError) -> None:
         run = self._run_
-        error.table_id = table
+        error = error.for_table(table)
         log.error("table %s: %s", run.board.name(table), error)
         run.progress.error(f"{run.board.name(table)}: {error}")
         with run.board.deciding:
@@ -291,27 +304,28 @@ class ApplyWorker:
         self._recorded = max(self._recorded, position)
 
     def _until_recorded(self, what: str, record: Callable[[], None]) -> None:
-        backoff = Backoff(0.5)
-        while True:
-            try:
-                record()
-                return
-            except HeadwaterError as error:
-                if not is_worth_retrying(error):
-                    raise
-                seconds = backoff.next_seconds()
-                log.warning("recording %s failed, trying again in %.1f s: %s", what, seconds, error)
-                self._run_.pause(seconds)
+        def held() -> None:
+            self._run_.require_lock()
+            record()
+
+        retrying(f"recording {what}", held, progress=self._run_.progress, pause=self._run_.pause)
 
     def _confirm(self, position: EndLsn) -> None:
         if position > self._slot.confirmed:
+            self._run_.require_lock()
             self._slot.follow_timeline()
             self._slot.confirmed = position
             self._internal_errors = 0
             if self._stream is not None:
                 self._stream.confirm(position)
-        received = self._decoder.received_position.value
-        self._run_.progress.position(received, self._slot.confirmed.value, max(received, self._slot.confirmed.value))
+        self._report()
+
+    def _report(self) -> None:
+        """Also while nothing can be confirmed: what was received and is not written yet is the lag."""
+        received, confirmed = self._decoder.received_position.value, self._slot.confirmed.value
+        if (received, confirmed) != self._reported:
+            self._reported = received, confirmed
+            self._run_.progress.position(received, confirmed, max(received, confirmed))
 
     def _confirm_idle(self) -> None:
         if self._write is not None or self._stream is None or not self._stream.dry:
@@ -379,5 +393,7 @@ class ApplyWorker:
 
     def _await_write(self) -> None:
         while self._write is not None:
+            if self._write.again_at is not None:
+                self._run_.raise_if_stopped()
             self._bell.wait(_LOOK_SECONDS)
             self._finish_write()

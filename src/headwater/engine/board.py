@@ -25,7 +25,7 @@ from headwater.errors import HeadwaterError, Retry
 from headwater.observability.progress import Progress
 from headwater.schema.table import TableId, TableName
 from headwater.source.fingerprint import Fingerprint, to_text
-from headwater.states import INIT, Actor, Phase, TableState, check_transition, errored
+from headwater.states import INIT, Actor, Phase, TableState, carried, check_transition, errored
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +109,9 @@ class Board:
                 state = self._states.get(table_id)
                 self._failures.pop(table_id, None)
             if state is not None and state.phase is not Phase.INIT:
-                self.move(table_id, INIT, Actor.USER)
+                asked = self._store.get_table_state(table_id)
+                wanted = asked is not None and asked.phase is Phase.INIT and asked.take_over
+                self.move(table_id, replace(INIT, take_over=wanted), Actor.USER)
 
     def changed_outside(self) -> list[TableId]:
         """Tables that somebody has set to Init in the store, and that are not there here. Only reads."""
@@ -199,7 +201,7 @@ class Board:
                         continue
                     check_transition(table_id, before, state, actor)
                     copied = table_id in self._copied or state.phase is Phase.FINISHED_COPY
-                    changes.append((table_id, before, replace(state, copied=copied)))
+                    changes.append((table_id, before, replace(carried(before, state), copied=copied)))
             recorded = [(table_id, state) for table_id, _, state in changes if state.persisted]
             if recorded:
                 self._store.update_table_states(recorded)
@@ -223,7 +225,7 @@ class Board:
         next_retry = None
         if error.retry is Retry.TIMED:
             if attempts > config.table_error_retry_max_attempts:
-                error.retry = Retry.MANUAL
+                error = error.with_retry(Retry.MANUAL)
             else:
                 wait = Backoff(config.table_error_retry_delay_ms / 1000, most_seconds=3600)
                 wait.attempts = attempts - 1

@@ -57,7 +57,9 @@ class TableCopy:
 
     def rows(self, start: EndLsn) -> TableRows:
         """For the destination, as a copy with a name of its own."""
-        return TableRows(uuid.uuid4().hex, start, make_dataframe=self._dataframe, batches=self._batches)
+        state = self._run.board.get(self._table.id)
+        take_over = state is not None and state.take_over
+        return TableRows(uuid.uuid4().hex, start, self._dataframe, self._batches, take_over=take_over)
 
     def as_small(self) -> SmallTable:
         origin = CopyOrigin(self._settings, self._exported_snapshot, self.plan.server_started_at, self.schema.columns)

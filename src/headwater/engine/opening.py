@@ -21,9 +21,17 @@ from headwater.source.publication import PublishedTable
 from headwater.source.session import Connection
 from headwater.source.slot_check import SlotVerdict
 from headwater.source.slot_errors import LineageLost, SlotBeingSynced, SlotInUse, StandbyBehind
-from headwater.source.slots import apply_slot_name, create_slot, drop_slot, inspect_slot, make_failover, sync_slots
+from headwater.source.slots import (
+    apply_slot_name,
+    create_slot,
+    drop_slot,
+    end_reader,
+    inspect_slot,
+    make_failover,
+    sync_slots,
+)
 from headwater.source.timeline import ServerHistory, server_history
-from headwater.states import AFTER_CRASH, INIT, Phase
+from headwater.states import AFTER_CRASH, INIT, Phase, carried
 from headwater.wire.connection import WireConnection
 
 log = logging.getLogger(__name__)
@@ -59,17 +67,20 @@ def open_slot(run: Run, admin: Connection) -> EndLsn:
 def _verdict_in_time(run: Run, admin: Connection, connection: WireConnection) -> tuple[SlotVerdict, ServerHistory]:
     """What passes by itself is waited for a little.
 
-    We hold the pipeline's lock, so whoever reads the slot is what a killed run left; the server lets it go soon. A standby
-    that was just started, or is about to be promoted, needs a moment too.
+    We hold the pipeline's lock, so a session of ours that reads the slot is what a killed run left, or of a run that lost
+    the lock: it is ended, and can confirm nothing any more. A standby that was just started, or is about to be promoted,
+    needs a moment too.
     """
     deadline = time.monotonic() + _PASSES_WITHIN_SECONDS
     while True:
         history = server_history(connection)
         try:
             return slot_verdict(run, admin, history), history
-        except _PASSING:
+        except _PASSING as error:
             if time.monotonic() > deadline:
                 raise
+            if isinstance(error, SlotInUse):
+                end_reader(admin, apply_slot_name(run.config.id), wait_seconds=_LOOK_SECONDS)
             run.pause(_LOOK_SECONDS)
 
 
@@ -115,7 +126,7 @@ def settle_states(run: Run, connection: Connection, tables: Sequence[PublishedTa
                 state, fingerprint = replace(INIT, copied=state.copied), None
                 run.store.update_table_state(table.id, state)
         elif state is not None and AFTER_CRASH[state.phase] is not state.phase:
-            state = replace(INIT, copied=state.copied)
+            state = carried(state, replace(INIT, copied=state.copied))
             run.store.update_table_state(table.id, state)
         run.board.load(table.id, table.name, state, fingerprint)
 

@@ -22,13 +22,14 @@ from headwater.engine.board import Board
 from headwater.engine.heartbeat import Heartbeat
 from headwater.engine.memory import MemoryMonitor, spool, stream_budget
 from headwater.engine.opening import open_slot, settle_states
-from headwater.engine.retry import WORLD, Backoff, is_worth_retrying
+from headwater.engine.retry import retrying, waits
 from headwater.engine.run import Run
+from headwater.engine.run_lock import VERIFY_SECONDS, RunLock
 from headwater.engine.source_rows import SourceRows
 from headwater.engine.stop import Stop
 from headwater.engine.tables import TableSyncPool
 from headwater.engine.watch import Watch
-from headwater.errors import HeadwaterError, PipelineLocked, SparkLost
+from headwater.errors import HeadwaterError, Meaning, SparkLost, meaning
 from headwater.observability.progress import Progress
 from headwater.source.fingerprint import CatalogLooks
 from headwater.source.lock import PipelineLock
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_WATCH_SECONDS = 1.0
 _LEAVE_SECONDS = 0.25
 _PATIENCE_SECONDS = 20.0
 """How long table sync workers may take to stop. One that waits for a lock of somebody else's has nothing to finish."""
@@ -79,7 +79,6 @@ class Pipeline:
         self._destination = destination
         self._spark = spark
         self._settings = config.pg_connection.connect_settings(f"headwater_{config.id}")
-        self._lock = PipelineLock(self._settings, config.id)
         self._memory = MemoryMonitor(config.memory_backpressure, config.memory_refresh_interval_ms / 1000)
         self._stop = Stop()
         self._round = self._stop.part()
@@ -91,6 +90,7 @@ class Pipeline:
         self._destination_started = False
         self._system_identifier = ""
         self._run_token = uuid.uuid4().hex
+        self._lock = RunLock(PipelineLock(self._settings, config.id), store, self._run_token)
         self._board: Board | None = None
 
     @property
@@ -139,6 +139,7 @@ class Pipeline:
                 log.warning("%s", finding)
             server = server_facts(connection)
             self._store.start()
+            self._lock.begin()
             for load in ("load_table_states", "load_table_schemas", "load_destination_tables_metadata"):
                 getattr(self._store, load)()
             board = Board(self._store, self.progress)
@@ -154,6 +155,7 @@ class Pipeline:
                 self._memory,
                 spool(config.batch),
                 stream_budget(config.batch, self._memory),
+                self._lock,
                 stop=self._round,
             )
             # The look first: what changes between the two is then found by the next one.
@@ -210,18 +212,21 @@ class Pipeline:
 
     def _open_again(self) -> _Parts | None:
         """After the slot was lost under a run that may make a new one: opening finds that out, and copies again."""
-        backoff = Backoff(0.5)
-        while self._lost is not None and not self._stop.is_set():
-            try:
-                parts = self._open()
-                self._lost = None
-                return parts
-            except HeadwaterError as error:
-                if not is_worth_retrying(error):
-                    raise
-                log.warning("the pipeline could not be opened again yet: %s", error.message)
-                self._stop.wait(backoff.next_seconds())
-        return None
+        if self._lost is None:
+            return None
+
+        def open_again() -> _Parts | None:
+            if self._stop.is_set():
+                return None
+            self._lock.require(self._stop)
+            return self._open()
+
+        parts = retrying("opening the slot again", open_again, progress=self.progress, pause=self._pause)
+        self._lost = None
+        return parts
+
+    def _pause(self, seconds: float) -> None:
+        self._stop.wait(seconds)
 
     def _run_round(self, parts: _Parts) -> None:
         worker, pool = parts.worker, parts.pool
@@ -233,7 +238,7 @@ class Pipeline:
                 parts.watch.look_if_due()
                 parts.heartbeat.beat_if_due()
                 self._start_due(pool)
-                if time.monotonic() - watched > _WATCH_SECONDS:
+                if time.monotonic() - watched > VERIFY_SECONDS:
                     self._watch()
                     watched = time.monotonic()
                 pool.bell.wait(0.25)
@@ -252,12 +257,16 @@ class Pipeline:
             parts.heartbeat.close()
 
     def _start_due(self, pool: TableSyncPool) -> None:
+        if not self._lock.is_held:
+            return
         try:
             pool.start_due()
-        except WORLD as error:
-            # Asked again in the next round: a store out of reach is no reason to end the run (invariant 15).
-            log.warning("tables have to wait: %s", error)
-            self._stop.wait(_WATCH_SECONDS)
+        except HeadwaterError as error:
+            if not waits(error):
+                raise
+            # Asked again in the next round: a store that is unreachable is no reason to end the run (invariant 15).
+            log.warning("tables have to wait: %s", error.summary)
+            self._stop.wait(VERIFY_SECONDS)
 
     def _run_apply(self, worker: ApplyWorker) -> None:
         try:
@@ -273,23 +282,13 @@ class Pipeline:
                 detail="lake commits that were under way may or may not have happened",
                 hint="Start the pipeline again; it looks for the watermarks and goes on from there.",
             )
-        try:
-            self._lock.check()
-        except PipelineLocked:
-            # The server may only have restarted: the lock is ours again unless somebody else took it.
-            self._lock.release()
-            self._reacquire()
-
-    def _reacquire(self) -> None:
-        try:
-            self._lock.acquire()
-        except HeadwaterError as error:
-            if isinstance(error, PipelineLocked) or not is_worth_retrying(error):
-                raise
-            log.warning("the pipeline's lock could not be taken again yet: %s", error.message)
+        self._lock.verify()
 
     def _fail(self, error: HeadwaterError) -> None:
         """The first error is the one that ended the run; whatever follows from it is only logged."""
+        if meaning(error) is Meaning.STOPPING:
+            self._stop.set()
+            return
         recreates = self.config.invalidated_slot_behavior is InvalidatedSlotBehavior.RECREATE
         if isinstance(error, LineageLost) and recreates and self._lost is None and self._error is None:
             self._lost = error

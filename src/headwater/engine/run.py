@@ -10,6 +10,7 @@ from headwater.contracts.destination import Destination
 from headwater.contracts.stores import PipelineStore
 from headwater.engine.board import Board
 from headwater.engine.memory import MemoryMonitor
+from headwater.engine.run_lock import RunLock
 from headwater.engine.slot_stream import StreamOptions
 from headwater.engine.stop import Stop
 from headwater.engine.told import StreamTold
@@ -42,6 +43,7 @@ class Run:
     memory: MemoryMonitor
     spool: Spool
     budget: MemoryBudget
+    lock: RunLock
     told: StreamTold = field(default_factory=StreamTold)
     stop: Stop = field(default_factory=Stop)
 
@@ -50,6 +52,10 @@ class Run:
         """How long the destination may take to complete a call."""
         milliseconds = self.config.destination_deadline_ms
         return None if milliseconds is None else milliseconds / 1000
+
+    def require_lock(self) -> None:
+        """Before each write, record, confirmed position and slot made or dropped: see `RunLock`."""
+        self.lock.require(self.stop)
 
     def raise_if_stopped(self) -> None:
         if self.stop.is_set():

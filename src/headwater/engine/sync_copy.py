@@ -18,11 +18,11 @@ from headwater.engine.calls import call
 from headwater.engine.copy_cores import CopyCores, CopyShare
 from headwater.engine.copying import TableCopy, cancel_tagged, tagged
 from headwater.engine.groups import HELD_BYTES, SMALL_TABLE_BYTES
-from headwater.engine.retry import WORLD
+from headwater.engine.retry import waits
 from headwater.engine.run import Run
 from headwater.engine.sync_slot import GaveWay, SyncSlot
 from headwater.engine.sync_tables import SyncTable, SyncTables
-from headwater.errors import HeadwaterError, Retry, SchemaError, ServerError, SparkLost
+from headwater.errors import HeadwaterError, Meaning, Retry, SchemaError, ServerError, meaning
 from headwater.schema.table import ReplicatedTableSchema, SnapshotId, TableId
 from headwater.source.catalog import load_table_schemas
 from headwater.source.exported_snapshot import TableLock, taken_tables, waits_for_each_other
@@ -179,7 +179,7 @@ class SyncCopy:
         except HeadwaterError as error:
             cancel_tagged(spark, tag)
             self._run.raise_if_stopped()
-            if isinstance(error, (SparkLost, GaveWay, *WORLD)):
+            if meaning(error) is not Meaning.TABLE:
                 raise
             log.warning("%s: each is read by itself, since reading them together failed: %s", self._tables.what, error)
         for table, copy in copies.items():
@@ -214,6 +214,7 @@ class SyncCopy:
         copy, schema, run = table.copy, table.schema, self._run
         assert copy is not None
         assert schema is not None
+        run.require_lock()
         rows, write = copy.rows(self._slot.start), run.destination.write_table_rows
         table.pending = call(
             f"headwater-copy-{table.published.name}",
@@ -236,7 +237,7 @@ class SyncCopy:
                 table.pending.raise_if_failed()
                 durable.append(table)
             except HeadwaterError as error:
-                there = there and not isinstance(error, WORLD)
+                there = there and not waits(error)
                 self._tables.fail(table, error)
         if durable:
             self._lock.check()

@@ -14,13 +14,13 @@ import time
 
 from headwater.engine.bell import Bell
 from headwater.engine.ownership import SyncOwnership, needs_text
-from headwater.engine.retry import Backoff, is_worth_retrying
+from headwater.engine.retry import Backoff
 from headwater.engine.run import Run
 from headwater.engine.sync_slot import SyncSlot
 from headwater.engine.sync_stream import SyncStream
-from headwater.engine.sync_tables import StartAgain, SyncTable, SyncTables
+from headwater.engine.sync_tables import SyncTable, SyncTables
 from headwater.engine.sync_write import SyncWrite
-from headwater.errors import HeadwaterError, ShutdownRequested, ValueOutOfRange
+from headwater.errors import HeadwaterError, Meaning, StartAgain, ValueOutOfRange, meaning, passes
 from headwater.events import EventBatch
 from headwater.lsn import EndLsn
 from headwater.schema.table import TableId
@@ -274,6 +274,7 @@ class SyncFollow:
             if self._position > self._stream.confirmed:
                 # Not before: a connection that is made each time and never gets anywhere would hold others up for ever.
                 self._backoff.reset()
+                self._run.require_lock()
             self._stream.confirm(self._position)
 
     def _seal(self) -> EventBatch:
@@ -315,4 +316,4 @@ class SyncFollow:
 
 def _passes(error: HeadwaterError) -> bool:
     """Whether a new connection may be all it takes: trouble of the source's, for what the destination says is dealt with."""
-    return is_worth_retrying(error) and not isinstance(error, (StartAgain, ShutdownRequested))
+    return passes(error) and meaning(error) is not Meaning.START_AGAIN

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from headwater.engine.run import Run
 from headwater.engine.slot_watch import SlotWatch
-from headwater.engine.sync_tables import StartAgain
-from headwater.errors import HeadwaterError
+from headwater.errors import HeadwaterError, StartAgain
 from headwater.lsn import EndLsn
 from headwater.schema.table import TableId, quote_identifier
 from headwater.source.exported_snapshot import TableLock, taken_tables
@@ -46,6 +45,7 @@ def make_sync_slot(
     run: Run, settings: ConnectSettings, name: str, what: str, admin: Connection, lock: TableLock
 ) -> SyncSlot:
     """Waits for every open transaction; says for whom, and gives way to one that waits for our lock."""
+    run.require_lock()
     connection = WireConnection.connect(settings, replication=True)
     made = threading.Event()
     watch = SlotWatch(run, what, admin, lock.backend_pid, name, connection)

@@ -10,8 +10,7 @@ from headwater.engine.bell import Bell
 from headwater.engine.run import Run
 from headwater.engine.slot_stream import SlotStream, StreamOptions
 from headwater.engine.sync_slot import SyncSlot
-from headwater.engine.sync_tables import StartAgain
-from headwater.errors import Retry, SlotError
+from headwater.errors import Retry, SlotError, StartAgain
 from headwater.lsn import EndLsn
 from headwater.source.server import flush_lsn
 from headwater.source.session import Connection, connect

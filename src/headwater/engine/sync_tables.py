@@ -13,10 +13,10 @@ from contextlib import suppress
 
 from headwater.contracts.results import PendingResult
 from headwater.engine.copying import TableCopy
-from headwater.engine.retry import WORLD, Backoff
+from headwater.engine.retry import retrying, waits
 from headwater.engine.run import Run
 from headwater.engine.stop import Stop
-from headwater.errors import HeadwaterError, Retry, SparkLost, StoreUnavailable
+from headwater.errors import HeadwaterError, Meaning, ShutdownRequested, StartAgain, meaning
 from headwater.schema.table import ReplicatedTableSchema, TableId
 from headwater.source.fingerprint import Fingerprint
 from headwater.source.publication import PublishedTable
@@ -25,12 +25,6 @@ from headwater.states import INIT, Actor, Phase, TableState
 log = logging.getLogger(__name__)
 
 _WAIT_SECONDS = 1.0
-
-
-class StartAgain(HeadwaterError):
-    """No error of the table's: it goes back to Init, and its copy starts again soon."""
-
-    default_retry = Retry.TIMED
 
 
 class SyncTable:
@@ -137,19 +131,18 @@ class SyncTables:
 
     def move(self, tables: Iterable[SyncTable], state: TableState) -> None:
         """One record for all. Tried again while the store is away: that is no reason to throw finished copies away."""
-        backoff = Backoff(0.5)
-        while True:
-            try:
-                self._run.board.move_all({table.id: state for table in tables}, Actor.TABLE_SYNC)
-                return
-            except StoreUnavailable as error:
-                seconds = backoff.next_seconds()
-                log.warning("%s: recording %s again in %.1f s: %s", self.what, state, seconds, error.message)
-                self._run.pause(seconds)
+        states = {table.id: state for table in tables}
+
+        def move() -> None:
+            self._run.require_lock()
+            self._run.board.move_all(states, Actor.TABLE_SYNC)
+
+        doing = f"recording {state} of {self.what}"
+        retrying(doing, move, progress=self._run.progress, pause=self._run.pause, again=waits)
 
     def fail(self, table: SyncTable, error: HeadwaterError) -> None:
         """Back to Init for what may pass by itself, else Errored with the policy that the error asks for."""
-        if isinstance(error, SparkLost):
+        if meaning(error) in (Meaning.FATAL, Meaning.STOPPING):
             raise error  # the whole run's
         self._run.raise_if_stopped()
         if not table.stop.is_set():
@@ -167,7 +160,7 @@ class SyncTables:
                 self.fail(table, error)
             return
         self._say(self.what, error)
-        is_known = isinstance(error, (*WORLD, StartAgain))
+        is_known = meaning(error) in (Meaning.WAIT, Meaning.START_AGAIN)
         for table in self.working:
             self.send_back(table, alone=table.id in suspects or not is_known)
 
@@ -200,27 +193,32 @@ class SyncTables:
 
     def _record_for_certain(self, table: SyncTable, error: HeadwaterError) -> None:
         """Until it is recorded or the table stops: left in Catchup without a worker, it would hold all others up for ever."""
-        backoff = Backoff(0.5)
-        while True:
-            try:
-                self._record(table, error)
-                return
-            except HeadwaterError as trouble:
-                log.warning("table %s: its error could not be recorded: %s", table.published.name, trouble)
-                if table.stop.wait(backoff.next_seconds()):
-                    return
+        run, doing = self._run, f"recording the error of table {table.published.name}"
+        with suppress(ShutdownRequested):
+            retrying(
+                doing,
+                lambda: self._record(table, error),
+                progress=run.progress,
+                pause=lambda seconds: _pause(table.stop, seconds),
+                again=lambda trouble: meaning(trouble) not in (Meaning.FATAL, Meaning.STOPPING),
+            )
 
     def _record(self, table: SyncTable, error: HeadwaterError) -> None:
         board = self._run.board
         state = board.get(table.id)
         if state is None:
             return
-        if isinstance(error, (*WORLD, StartAgain)):
+        self._run.lock.require(table.stop)
+        if meaning(error) in (Meaning.WAIT, Meaning.START_AGAIN):
             table.wait_seconds = _WAIT_SECONDS
             if state.phase not in (Phase.INIT, Phase.DATA_SYNC):
                 board.move(table.id, INIT, Actor.TABLE_SYNC)
             elif state.phase is Phase.DATA_SYNC:
                 board.move(table.id, INIT, Actor.PIPELINE)
             return
-        error.table_id = table.id
-        board.fail(table.id, error, self._run.config, Actor.TABLE_SYNC)
+        board.fail(table.id, error.for_table(table.id), self._run.config, Actor.TABLE_SYNC)
+
+
+def _pause(stop: Stop, seconds: float) -> None:
+    if stop.wait(seconds):
+        raise ShutdownRequested("the table is stopping", hint="Nothing is to be done.")

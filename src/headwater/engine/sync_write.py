@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import logging
-
 from headwater.contracts.results import WriteEventsResult
 from headwater.contracts.stores import WorkerType
 from headwater.engine.calls import call
-from headwater.engine.retry import WORLD, Backoff, raise_if_not_the_tables_own
+from headwater.engine.retry import raise_if_not_the_tables_own, retrying, waits
 from headwater.engine.run import Run
 from headwater.engine.sync_tables import SyncTable, SyncTables
-from headwater.errors import HeadwaterError
+from headwater.errors import HeadwaterError, Meaning, meaning
 from headwater.events import EventBatch
 
-log = logging.getLogger(__name__)
+_OF_TABLES = (Meaning.TABLE, Meaning.START_AGAIN)
 
 
 class SyncWrite:
@@ -29,18 +27,19 @@ class SyncWrite:
 
         Done again while the destination or the store is away: that is no reason to throw finished copies away.
         """
-        backoff = Backoff(0.5)
-        while True:
-            try:
-                self._write(self._kept(batch))
-                for table in self._kept(batch).tables:
-                    self._run.store.upsert_replication_progress(WorkerType(table), batch.end_lsn)
-                return
-            except WORLD as error:
-                seconds = backoff.next_seconds()
-                log.warning("%s: trying again in %.1f s: %s", self._tables.what, seconds, error)
-                self._run.pause(seconds)
-                self._tables.end_stopped()
+
+        def persist() -> None:
+            self._write(self._kept(batch))
+            self._run.require_lock()
+            for table in self._kept(batch).tables:
+                self._run.store.upsert_replication_progress(WorkerType(table), batch.end_lsn)
+
+        def pause(seconds: float) -> None:
+            self._run.pause(seconds)
+            self._tables.end_stopped()
+
+        doing = f"writing changes of {self._tables.what}"
+        retrying(doing, persist, progress=self._run.progress, pause=pause, again=waits)
 
     def _kept(self, batch: EventBatch) -> EventBatch:
         return batch.without(batch.tables.keys() - {table.id for table in self._tables.working})
@@ -49,9 +48,9 @@ class SyncWrite:
         """One call for all. If the destination cannot say whose its trouble is, one for each: it bears the same changes twice."""
         try:
             self._call(batch)
-        except WORLD:
-            raise
         except HeadwaterError as error:
+            if meaning(error) not in _OF_TABLES:
+                raise
             self._run.raise_if_stopped()
             if len(batch.tables) == 1:
                 self._fail(batch, error)
@@ -60,9 +59,9 @@ class SyncWrite:
                 alone = batch.without(batch.tables.keys() - {table_id})
                 try:
                     self._call(alone)
-                except WORLD:
-                    raise
                 except HeadwaterError as own:
+                    if meaning(own) not in _OF_TABLES:
+                        raise
                     self._fail(alone, own)
 
     def _fail(self, batch: EventBatch, error: HeadwaterError) -> None:
@@ -72,6 +71,7 @@ class SyncWrite:
     def _call(self, batch: EventBatch) -> None:
         if not batch.tables:
             return
+        self._run.require_lock()
         run, write = self._run, self._run.destination.write_events
         pending = call(self._name, WriteEventsResult(), lambda result: write(batch, result), run.deadline_seconds)
         for table in self._of(batch):

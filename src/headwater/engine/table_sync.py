@@ -20,7 +20,7 @@ from headwater.engine.sync_copy import SyncCopy
 from headwater.engine.sync_follow import SyncFollow
 from headwater.engine.sync_slot import GaveWay, SyncSlot, make_sync_slot
 from headwater.engine.sync_tables import SyncTable, SyncTables
-from headwater.errors import HeadwaterError, Retry, ShutdownRequested, SparkLost
+from headwater.errors import HeadwaterError, Meaning, Retry, meaning
 from headwater.schema.table import TableId
 from headwater.source.exported_snapshot import TablesTaken, table_lock, taken_tables
 from headwater.source.fingerprint import CatalogLooks
@@ -90,8 +90,6 @@ class TableSyncWorker:
         try:
             try:
                 self._sync()
-            except (ShutdownRequested, SparkLost):
-                raise
             except GaveWay as error:
                 self._failed(error, error.suspects)
             except HeadwaterError as error:
@@ -99,16 +97,16 @@ class TableSyncWorker:
             except Exception as error:
                 log.exception("%s: the table sync worker failed", self._tables.what)
                 self._failed(_defect(self._tables.what, error))
-        except ShutdownRequested:
-            # Never recorded: the copies start again with the next run. A slot of tables that left is nobody's any more.
+        except HeadwaterError as error:
+            # Never recorded: the copies start again with the next run, or the whole run ends.
             self.left_slot = True
-        except SparkLost as error:
-            self._on_fatal(error)
+            if meaning(error) is not Meaning.STOPPING:
+                self._on_fatal(error)
 
     def _sync(self) -> None:
         run = self._run_
         with connect(self._settings) as admin:
-            drop_slot(admin, self.slot_name)
+            run.require_lock()
             self._tables.each(self._end_old_copy)
             run.board.move_all({table.id: DATA_SYNC for table in self._tables.working}, Actor.TABLE_SYNC)
             slot = self._copy(admin)
@@ -124,6 +122,7 @@ class TableSyncWorker:
         run = self._run_
         old = run.stored_schema(table.id)
         if old is not None:
+            run.require_lock()
             drop = run.destination.drop_table_for_copy
             table.pending = call(
                 "headwater-drop", DropTableForCopyResult(), lambda result: drop(old, result), run.deadline_seconds
@@ -187,15 +186,20 @@ class TableSyncWorker:
             following.close()
 
     def _failed(self, error: HeadwaterError, suspects: frozenset[TableId] = frozenset()) -> None:
+        if meaning(error) in (Meaning.FATAL, Meaning.STOPPING):
+            raise error
         self._run_.raise_if_stopped()
         self._tables.fail_all(error, suspects)
         try:
             with connect(self._settings) as admin:
                 self._give_up_slot(admin)
-        except HeadwaterError:
+        except HeadwaterError as trouble:
             self.left_slot = True
+            if meaning(trouble) is Meaning.FATAL:
+                raise
 
     def _give_up_slot(self, admin: Connection) -> None:
+        self._run_.require_lock()
         try:
             drop_slot(admin, self.slot_name)
         except HeadwaterError as error:

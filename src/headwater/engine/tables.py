@@ -5,7 +5,6 @@ A worker has one slot, so the number of workers is the number of slots; one that
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
 import time
@@ -22,7 +21,7 @@ from headwater.errors import HeadwaterError, Retry, SlotError, StoreUnavailable
 from headwater.schema.table import TableId, TableName
 from headwater.source.publication import PublishedTable
 from headwater.source.session import Connection, connect
-from headwater.source.slots import drop_slot, group_slot_name, sync_slot_name
+from headwater.source.slots import drop_slot, sync_slot_name
 from headwater.spark.copy_source import task_slots
 from headwater.states import INIT, Actor, Phase, TableState
 
@@ -49,6 +48,7 @@ class TableSyncPool:
         self._leaving: set[TableId] = set()
         self._copy_again: set[TableId] = set()
         self._drop_again_at = 0.0
+        self._attempts = self._run.lock.attempts
         self._cores = CopyCores(
             task_slots(run.spark), run.config.max_copy_connections_per_table, run.config.max_table_sync_workers
         )
@@ -122,11 +122,8 @@ class TableSyncPool:
         return any(worker.in_destination for worker in self._workers)
 
     def _slot_name(self, tables: Sequence[PublishedTable]) -> str:
-        id = self._run.config.id
-        if len(tables) == 1:
-            return sync_slot_name(id, tables[0].id)
-        used = {worker.slot_name for worker in self._workers} | self._left_slots
-        return next(name for n in itertools.count(1) if (name := group_slot_name(id, n)) not in used)
+        table_id = tables[0].id if len(tables) == 1 else None
+        return sync_slot_name(self._run.config.id, table_id, self._run.lock.token, next(self._attempts))
 
     def _stop_worker(self, table_id: TableId) -> None:
         for worker in self._workers:
@@ -193,9 +190,8 @@ class TableSyncPool:
 
     def _drop_left_slot(self, connection: Connection, name: str) -> None:
         try:
-            # Another attempt at the same table has the same name in use, and drops what it finds.
-            if name not in {worker.slot_name for worker in self._workers}:
-                drop_slot(connection, name, wait_seconds=1.0)
+            self._run.require_lock()
+            drop_slot(connection, name, wait_seconds=1.0)
             self._left_slots.remove(name)
         except SlotError as error:
             # Somebody has it: that is no reason to leave the others.

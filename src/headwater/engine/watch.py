@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from headwater.engine.run import Run
 from headwater.engine.tables import TableSyncPool
 from headwater.errors import HeadwaterError
-from headwater.lsn import EndLsn
+from headwater.lsn import ZERO, EndLsn
 from headwater.schema.table import TableId
 from headwater.source.differences import Difference, differences, unexplained
 from headwater.source.fingerprint import CatalogLooks, Fingerprint, Look
@@ -48,6 +48,7 @@ class Watch:
         self._looks = looks
         self._pending: _Pending | None = _Pending(first, run.board.fingerprints())
         self._judged: EndLsn | None = None
+        self._judged_before = ZERO
         self._seen: Mapping[TableId, Fingerprint] = first.tables
         self._connection: Connection | None = None
         self._next = time.monotonic() + LOOK_SECONDS
@@ -78,7 +79,7 @@ class Watch:
             for table_id, before, now in self._compared(look, recorded):
                 found = differences(before, now)
                 if not unexplained(found, before, now, self._run.told.truncates(table_id)):
-                    self._record(table_id, now, look.position)
+                    self._record(table_id, now, look.since)
         except HeadwaterError as error:
             log.info("no last look at the catalog: %s", error.message)
 
@@ -111,7 +112,7 @@ class Watch:
             if any(difference.storage is None for difference in found):
                 self._copy_again(table_id, found)
             elif not found:
-                self._record(table_id, now, look.position)
+                self._record(table_id, now, look.since)
         if self._pending is None:
             self._pending = _Pending(look, recorded)
 
@@ -137,13 +138,14 @@ class Watch:
             if rest:
                 self._copy_again(table_id, rest)
             else:
-                self._record(table_id, now, pending.look.position)
+                self._record(table_id, now, pending.look.since)
         self._look_for_lost_leaves(pending)
-        self._judged = pending.look.position
+        self._judged, self._judged_before = self._judged_before, pending.look.since
 
     def _look_for_lost_leaves(self, pending: _Pending) -> None:
         """Partitions that had changes, and were made and dropped between two looks: their rows went without a change."""
-        for oid, leaf in self._run.told.leaves_before(pending.look.position).items():
+        # One that is as old as the look before is sure to show, if it is there.
+        for oid, leaf in self._run.told.leaves_before(self._judged_before).items():
             root, recorded = pending.look.tables.get(leaf.root_id), pending.recorded.get(leaf.root_id)
             if root is None or recorded is None or recorded is not self._run.board.fingerprint(leaf.root_id):
                 continue
@@ -158,9 +160,9 @@ class Watch:
         log.warning("table %s is copied again: %s", self._run.board.name(table_id), reasons)
         self._pool.copy_again(table_id)
 
-    def _record(self, table_id: TableId, now: Fingerprint, position: EndLsn) -> None:
+    def _record(self, table_id: TableId, now: Fingerprint, since: EndLsn) -> None:
         self._run.board.fingerprinted({table_id: now})
-        self._run.told.forget_truncates(table_id, position)
+        self._run.told.forget_truncates(table_id, since)
 
     def _report(self) -> None:
         """What was judged shows in the states: tables that are to be copied again have left theirs."""

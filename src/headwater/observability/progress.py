@@ -90,6 +90,7 @@ class Progress:
         self._tables: dict[int, TableProgress] = {}
         self._now = ProgressSnapshot()
         self._rate = _Rate()
+        self._waits: dict[object, str] = {}
         self._newest_commit_time: float | None = None
         self._caught_up_at: float | None = None
 
@@ -146,11 +147,17 @@ class Progress:
                 self._caught_up_at = self._clock()
             self._changed.notify_all()
 
-    def waiting(self, what: str | None) -> None:
-        """The apply worker stands still for a reason, or goes on (None)."""
+    def waiting(self, what: str | None, who: object = None) -> None:
+        """A worker waits for a reason, or goes on (None). `who` keeps the reasons of several workers apart."""
         with self._changed:
-            self._now = replace(self._now, waiting=what)
-            self._changed.notify_all()
+            if what is None:
+                self._waits.pop(who, None)
+            else:
+                self._waits[who] = what
+            reasons = "; ".join(dict.fromkeys(self._waits.values()))
+            if reasons != (self._now.waiting or ""):
+                self._now = replace(self._now, waiting=reasons or None)
+                self._changed.notify_all()
 
     def judged(self, position: int) -> None:
         """The catalog was looked at, and the stream has come past that look."""

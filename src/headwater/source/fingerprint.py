@@ -254,10 +254,13 @@ FROM used JOIN pg_type t ON t.oid = used.oid
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What the catalog said of every published table, at one moment before `position`."""
+    """What the catalog said of every published table, at one moment between two positions."""
 
     tables: Mapping[TableId, Fingerprint]
+    since: EndLsn
+    """Whatever was committed before it shows. (A commit is in the log a moment before it shows.)"""
     position: EndLsn
+    """Whatever shows was committed before it."""
 
 
 class CatalogLooks:
@@ -268,11 +271,12 @@ class CatalogLooks:
         self._known: dict[TableId, tuple[str, Fingerprint]] = {}
 
     def look(self, connection: Connection) -> Look:
-        """The position comes last: whatever the facts show was committed before it. The session must be in autocommit."""
+        """The session must be in autocommit."""
+        since = insert_position(connection)
         with translating("looking at the catalog"), connection.transaction():
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
             tables = self._read(connection)
-        return Look(tables, insert_position(connection))
+        return Look(tables, since, insert_position(connection))
 
     def _read(self, connection: Connection) -> dict[TableId, Fingerprint]:
         members = published_relations(connection.info.server_version)

@@ -18,7 +18,7 @@ from headwater.source.preflight_tables import TableFacts, table_facts
 from headwater.source.publication import OWN_NAMESPACE, PublicationFacts, publication_facts, published_tables
 from headwater.source.server import ServerFacts, server_facts
 from headwater.source.session import Connection, fetch_one
-from headwater.source.slots import apply_slot_name
+from headwater.source.slots import apply_slot_name, sync_slot_prefix
 
 OLDEST_VERSION = 140000
 _SHORTEST_SENDER_TIMEOUT_MS = 5000
@@ -135,7 +135,7 @@ SELECT (SELECT count(*) FROM pg_replication_slots WHERE slot_name <> %s AND NOT 
 
 def _capacity(connection: Connection, server: ServerFacts, pipeline_id: int, needed: int) -> Iterator[Finding]:
     """What an earlier run of this pipeline holds counts as free: it is taken over or dropped."""
-    own = (apply_slot_name(pipeline_id), f"headwater_sync_{pipeline_id}_")
+    own = (apply_slot_name(pipeline_id), sync_slot_prefix(pipeline_id))
     # On a standby one more session asks for the timeline.
     senders = needed + 1 if server.in_recovery else needed
     row = fetch_one(connection, _USED, (*own, *own), doing="counting replication slots")
@@ -207,6 +207,7 @@ def _publication(connection: Connection, name: str) -> Iterator[Finding]:
     facts = table_facts(connection, name, [TableId(table.id) for table in tables])
     yield from _rights(connection, facts)
     yield from _identities(publication, facts)
+    yield from _left_out(connection, publication, facts)
 
 
 def _rights(connection: Connection, facts: Sequence[TableFacts]) -> Iterator[Finding]:
@@ -244,12 +245,42 @@ def _identities(publication: PublicationFacts, facts: Sequence[TableFacts]) -> I
             f"the source itself refuses UPDATE and DELETE on {_listed(keyless)}: no usable replica identity",
             f"Add a primary key, or run ALTER TABLE {keyless[0]} REPLICA IDENTITY FULL; for each of them.",
         )
+    for fact in facts:
+        if fact.leaves_differ:
+            yield warning(
+                f"the partitions of {fact.name} have no replica identity in common that names a row: it is not replicated",
+                fact.leaves_differ,
+                "Give all its partitions the same primary key, with the partition key in it, or set REPLICA IDENTITY FULL on "
+                f"every one of them; then run `headwater rollback` for {fact.name}.",
+            )
     partial = [fact.name.quoted for fact in facts if fact.has_identity and not fact.identity_published]
     if partial:
         yield warning(
             f"the column lists of {_count(partial, 'table')} leave out the replica identity",
             f"the source itself refuses UPDATE and DELETE on {_listed(partial)}",
             f"Add the identity's columns to the column lists, or take the lists away: {partial[0]} first.",
+        )
+
+
+def _left_out(connection: Connection, publication: PublicationFacts, facts: Sequence[TableFacts]) -> Iterator[Finding]:
+    """What a user would look for in the lake and not find."""
+    unsent = [f"{fact.name}.{column}" for fact in facts for column in fact.unsent]
+    if unsent:
+        version = connection.info.server_version
+        yield warning(
+            f"{_count(unsent, 'generated column')} will not be in the lake",
+            f"the publication does not send {_listed(unsent)}",
+            f"Run ALTER PUBLICATION {quote_identifier(publication.name)} SET (publish_generated_columns = stored);."
+            if version >= 180000
+            else "Postgres publishes generated columns from version 18 on; compute them in a view of the lake table.",
+        )
+    roots = sorted({str(fact.part_of) for fact in facts if fact.part_of is not None})
+    if roots and not publication.via_partition_root:
+        yield warning(
+            f"{_count(roots, 'partitioned table')} will be one lake table for each partition",
+            f"publish_via_partition_root is off, and {_listed(roots)} is published by its partitions",
+            f"Unless meant so, run ALTER PUBLICATION {quote_identifier(publication.name)} "
+            "SET (publish_via_partition_root = true);.",
         )
 
 

@@ -28,14 +28,19 @@ def apply_slot_name(pipeline_id: int) -> str:
     return f"headwater_apply_{pipeline_id}"
 
 
-def sync_slot_name(pipeline_id: int, table_id: TableId) -> str:
-    """At most 46 bytes with a 64 bit id; the server allows 63."""
-    return f"headwater_sync_{pipeline_id}_{table_id}"
+def sync_slot_prefix(pipeline_id: int) -> str:
+    """What all table sync slots of a pipeline begin with, whichever run made them."""
+    return f"headwater_sync_{pipeline_id}_"
 
 
-def group_slot_name(pipeline_id: int, number: int) -> str:
-    """For a group of tables: by a number, and not by a table, for one that leaves the group may get a slot of its own."""
-    return f"headwater_sync_{pipeline_id}_group_{number}"
+def sync_slot_name(pipeline_id: int, table_id: TableId | None, run_token: str, attempt: int) -> str:
+    """For one attempt at copying a table, or a group of tables (None). No other attempt, of this run or of another, has it:
+    what an earlier one still confirms or drops is never the slot of a later one.
+
+    At most 55 bytes and the digits of the attempt with a 64 bit id; the server allows 63.
+    """
+    what = "group" if table_id is None else str(table_id)
+    return f"{sync_slot_prefix(pipeline_id)}{what}_{run_token[:8]}_{attempt}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +94,7 @@ def inspect_slot(connection: Connection, name: str) -> SlotFacts:
 
 def sync_slots(connection: Connection, pipeline_id: int) -> list[SlotFacts]:
     """The table sync slots of a pipeline: what a crashed run left, or what is at work now."""
-    prefix = f"headwater_sync_{pipeline_id}_"
+    prefix = sync_slot_prefix(pipeline_id)
     return [_facts(*row) for row in fetch_all(connection, _SLOTS, (prefix,), doing="listing table sync slots")]
 
 
@@ -159,6 +164,17 @@ def drop_slot(connection: Connection, name: str, *, wait_seconds: float = 10.0) 
             raise slot_in_use(name, facts.active_pid)
         # SQL has nothing to wait on for a slot's release.
         pause.wait(_POLL_SECONDS)
+
+
+def end_reader(connection: Connection, name: str, *, wait_seconds: float = 10.0) -> bool:
+    """End the session that reads from the slot, if it is one of ours; whether it is gone.
+
+    For whoever holds the pipeline's lock: a session of ours that still reads belongs to a run that lost it.
+    """
+    facts = inspect_slot(connection, name)
+    if facts.active_pid is None:
+        return True
+    return _end_if_ours(connection, facts.active_pid, time.monotonic() + wait_seconds)
 
 
 def _end_if_ours(connection: Connection, pid: int, deadline: float) -> bool:

@@ -49,9 +49,7 @@ def decode_run(
         new = _columns(schema, segment, new_off, new_len, fmt)
         old = _columns(schema, segment, old_off, old_len, fmt) if has_old else None
     except ValueOutOfRange as error:
-        error.message = f"table {schema.name}: {error.message}"
-        error.table_id = schema.id
-        raise
+        raise error.for_table(schema.id, str(schema.name)) from None
     leaves = schema.table_schema.leaves
     if leaves is not None:
         # The server names the kind by the root's identity, and fills the tuple by the leaf's.

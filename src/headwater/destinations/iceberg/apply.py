@@ -13,13 +13,20 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
+from headwater.contracts.destination import RunContext
 from headwater.contracts.stores import DestinationStore, DestinationTableMetadata, SchemaStatus, Watermark
-from headwater.destinations.iceberg.missing import MissingValues
+from headwater.destinations.iceberg.look import table_is_gone
+from headwater.destinations.iceberg.missing import MissingValues, Target
+from headwater.destinations.iceberg.names import renamed_schema, step_in_lake_names
 from headwater.destinations.iceberg.net import NetChanges, net_changes
+from headwater.destinations.iceberg.outcome import Outcome, outcome_of
+from headwater.destinations.iceberg.owner import Owner, check_for_changes
 from headwater.destinations.iceberg.parts import delta_in_parts, net_in_parts
+from headwater.destinations.iceberg.refuse import checked, refused
+from headwater.destinations.iceberg.said import translated
 from headwater.destinations.iceberg.schema import evolve, renamed_columns
-from headwater.destinations.iceberg.sessions import LakeSession, Outcome, outcome_of
-from headwater.destinations.iceberg.table import LakeTable
+from headwater.destinations.iceberg.sessions import LakeSession
+from headwater.destinations.iceberg.table import LakeTable, Published
 from headwater.destinations.iceberg.types import lake_arrow_schema, spark_schema, to_lake
 from headwater.destinations.iceberg.watermark import (
     check_lineage,
@@ -29,11 +36,11 @@ from headwater.destinations.iceberg.watermark import (
     steps_after,
 )
 from headwater.destinations.iceberg.writer import TableWriter
-from headwater.errors import DestinationError, HeadwaterError, LakeCommitUnknown, WatermarkError
+from headwater.errors import DestinationError, HeadwaterError, LakeCommitUnknown
 from headwater.events import ChangeRun, Step, TruncateStep
 from headwater.schema.table import TableId
 from headwater.spark.frames import FrameSpool
-from headwater.spark.session import is_jvm_lost, translate
+from headwater.spark.session import is_jvm_lost
 from headwater.wire.spool import Spool
 
 _ATTEMPTS = 3
@@ -65,18 +72,39 @@ class KnownWatermarks:
 
 
 @dataclass(frozen=True, slots=True)
+class Applied:
+    """What became of a table's part of a batch."""
+
+    metadata: DestinationTableMetadata
+    """To be recorded."""
+    missed: int = 0
+    """How many updates and deletes found no row: at least, where inserts met rows in the same commit."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Commit:
+    """What every commit of one call has in common."""
+
+    session: LakeSession
+    table: LakeTable
+    metadata: DestinationTableMetadata
+    mark: Watermark
+
+
+@dataclass(frozen=True, slots=True)
 class TableApply:
     """Applies steps to tables; holds nothing of a single table but the watermarks seen."""
 
     store: DestinationStore
+    context: RunContext
     writer: TableWriter
     spool: FrameSpool
     missing: MissingValues
     known: KnownWatermarks
     disk: Spool
 
-    def apply(self, session: LakeSession, table_id: TableId, steps: Sequence[Step]) -> DestinationTableMetadata:
-        """Write what the lake lacks of these steps, and return what is to be recorded."""
+    def apply(self, session: LakeSession, table_id: TableId, steps: Sequence[Step]) -> Applied:
+        """Write what the lake lacks of these steps."""
         metadata = self.store.get_destination_table_metadata(table_id)
         name = str(steps[-1].schema.name)
         if metadata is None:
@@ -84,36 +112,37 @@ class TableApply:
         assert metadata is not None
         last_error: Exception | None = None
         table: LakeTable | None = None
-        for _ in range(_ATTEMPTS):
+        missed = 0
+        for attempt in range(_ATTEMPTS + 1):
             table = self._look(session, metadata.destination_table_id, name, table, last_error)
-            mark = check_lineage(name, self.known.of(table_id, table), metadata.watermark)
+            check_for_changes(table, Owner.of(self.context, table_id), name)
+            found = self.known.of(table_id, table)
+            mark = check_lineage(name, found, metadata.watermark, self.context.timeline())
             rest = steps_after(steps, mark)
             if not rest:
-                return _recorded(metadata, steps[-1], mark)
+                return Applied(_recorded(metadata, steps[-1], mark), missed)
+            if attempt == _ATTEMPTS:
+                break
+            start = table.snapshot_id
+            assert start is not None, "a table with a watermark has a snapshot"
             try:
-                self._write(session, table, metadata, rest, mark)
+                missed += self._write(_Commit(session, table, metadata, self._ours(table_id, mark)), start, rest)
                 last_error = None
             except HeadwaterError:
                 raise
             except Exception as error:
                 if is_jvm_lost(error):
-                    raise translate(error) from error
+                    raise translated(error) from error
                 last_error = error
                 outcome = outcome_of(error)
                 if outcome is Outcome.UNKNOWN:
                     session.end_attempt()
                 _log.warning(
-                    "lake commit to %s %s, looking at its watermark: %s", name, outcome, translate(error).detail
+                    "lake commit to %s %s, looking at its watermark: %s", name, outcome, translated(error).detail
                 )
-        if last_error is None:
-            # The last of the attempts went well; only its watermark has not been looked at yet.
-            table = self._look(session, metadata.destination_table_id, name, table, None)
-            mark = check_lineage(name, self.known.of(table_id, table), metadata.watermark)
-            if not steps_after(steps, mark):
-                return _recorded(metadata, steps[-1], mark)
         raise DestinationError(
             f"changes could not be committed to lake table {name}",
-            detail=translate(last_error).detail if last_error is not None else "the commits left no watermark",
+            detail=translated(last_error).detail if last_error is not None else "the commits left no watermark",
             hint="The batch is tried again. If another program writes to this table, let it stop: the mirror has one writer.",
         ) from last_error
 
@@ -127,101 +156,109 @@ class TableApply:
             loaded = LakeTable.load(session.spark, identifier)
         except Exception as error:
             if is_jvm_lost(error) or after is None:
-                raise translate(error) from error
+                raise translated(error) from error
             raise LakeCommitUnknown(
                 f"it could not be learnt whether a commit to lake table {name} was done",
-                detail=f"{translate(after).detail}; then, on looking: {translate(error).detail}",
+                detail=f"{translated(after).detail}; then, on looking: {translated(error).detail}",
                 hint="Check that the lake's catalog and storage can be reached. The batch is tried again, nothing twice.",
             ) from error
         if loaded is None:
-            raise WatermarkError(
-                f"lake table {name} is gone",
-                detail=f"the store recorded it as {identifier}",
-                hint=f"Run `headwater resync` for {name} to copy the table again.",
-            )
+            raise table_is_gone(name, identifier)
         return loaded
 
-    def _write(
-        self,
-        session: LakeSession,
-        table: LakeTable,
-        metadata: DestinationTableMetadata,
-        steps: list[Step],
-        mark: Watermark,
-    ) -> None:
-        """One lake commit per run, a truncate together with the run after it."""
-        truncate = isinstance(steps[0], TruncateStep)
-        runs = [step for step in steps if isinstance(step, ChangeRun)]
-        if truncate:
-            self._replace(session, table, metadata, steps[0], runs[0] if runs else None, mark)
-            table.refresh()
+    def _ours(self, table_id: TableId, mark: Watermark) -> Watermark:
+        """The lineage of what this run commits on top of the mark."""
+        context = self.context
+        return replace(
+            mark,
+            database_oid=context.database_oid or mark.database_oid,
+            table_id=table_id,
+            timeline=context.timeline() or mark.timeline,
+            run=context.run_token,
+        )
+
+    def _write(self, commit: _Commit, start: int, steps: list[Step]) -> int:
+        """One lake commit per run, a truncate together with the run after it. Returns how many changes found no row."""
+        steps = [step_in_lake_names(step) for step in steps]
+        runs = [checked(step) for step in steps if isinstance(step, ChangeRun)]
+        missed = 0
+        if isinstance(steps[0], TruncateStep):
+            start, missed = self._replace(commit, start, steps[0], runs)
             runs = runs[1:]
-        for run in runs:
-            self._merge(session, table, metadata, run, mark)
-            table.refresh()
+        for number, run in enumerate(runs):
+            start, more = self._merge(commit, start, run, runs[number + 1 :])
+            missed += more
+        return missed
 
-    def _replace(
-        self,
-        session: LakeSession,
-        table: LakeTable,
-        metadata: DestinationTableMetadata,
-        truncate: Step,
-        run: ChangeRun | None,
-        mark: Watermark,
-    ) -> None:
-        last: Step = run if run is not None else truncate
-        self._in_step(session, table, metadata, last, rows_are_replaced=True)
+    def _replace(self, commit: _Commit, start: int, truncate: Step, runs: Sequence[ChangeRun]) -> tuple[int, int]:
+        last: Step = runs[0] if runs else truncate
+        self._in_step(commit, last, rows_are_replaced=True)
         wanted = lake_arrow_schema(last.schema)
-        rows = wanted.empty_table() if run is None else self._rows_after_truncate(session, _in_lake_types(run, wanted))
-        properties = snapshot_properties(mark_of(last, mark))
-        with self.spool.frame(session.spark, rows, spark_schema(wanted)) as frame:
-            self.writer.replace(session, table, frame, properties)
+        rows, missed = wanted.empty_table(), 0
+        if isinstance(last, ChangeRun):
+            rows, missed = self._rows_after_truncate(commit.session, _in_lake_types(last, wanted), runs[1:])
+        properties = snapshot_properties(mark_of(last, commit.mark))
+        with self.spool.frame(commit.session.spark, rows, spark_schema(wanted)) as frame:
+            done = self.writer.replace(commit.session, commit.table, start, frame, properties)
+        return done.snapshot_id, missed
 
-    def _rows_after_truncate(self, session: LakeSession, run: ChangeRun) -> pa.Table:
+    def _rows_after_truncate(
+        self, session: LakeSession, run: ChangeRun, later: Sequence[ChangeRun]
+    ) -> tuple[pa.Table, int]:
         if run.schema.key:
-            return self._net(session, None, run).upserts
-        return delta_in_parts(run, self.disk).added
+            net = self._net(session, None, run, later)
+            return net.upserts, net.expected
+        delta = delta_in_parts(run, self.disk)
+        return delta.added, int(delta.removed_count.sum())
 
-    def _net(self, session: LakeSession, table: LakeTable | None, run: ChangeRun) -> NetChanges:
+    def _net(
+        self, session: LakeSession, target: Target | None, run: ChangeRun, later: Sequence[ChangeRun]
+    ) -> NetChanges:
         schema = run.schema
 
         def net(part: ChangeRun) -> NetChanges:
-            return self.missing.complete(session, table, schema, net_changes(part, schema.key))
+            return self.missing.complete(session, target, schema, net_changes(part, schema.key), later)
 
         return net_in_parts(run, schema.key, self.disk, net)
 
-    def _merge(
-        self,
-        session: LakeSession,
-        table: LakeTable,
-        metadata: DestinationTableMetadata,
-        run: ChangeRun,
-        mark: Watermark,
-    ) -> None:
-        self._in_step(session, table, metadata, run, rows_are_replaced=False)
-        key = run.schema.key
-        properties = snapshot_properties(mark_of(run, mark))
+    def _merge(self, commit: _Commit, start: int, run: ChangeRun, later: Sequence[ChangeRun]) -> tuple[int, int]:
+        self._in_step(commit, run, rows_are_replaced=False)
+        session, table, key = commit.session, commit.table, run.schema.key
+        properties = snapshot_properties(mark_of(run, commit.mark))
         run = _in_lake_types(run, lake_arrow_schema(run.schema))
         if key:
-            self.writer.merge(session, table, key, self._net(session, table, run), properties)
-        elif run.schema.insert_only:
-            self.writer.append(session, table, run.new, properties)
-        else:
-            self.writer.apply_delta(session, table, delta_in_parts(run, self.disk), properties)
+            target = Target(table, start)
+            net = self._net(session, target, run, later)
+            if getattr(run.schema.table_schema, "strict_inserts", False):
+                self._refuse_met_inserts(session, target, run, net)
+            done = self.writer.merge(session, table, start, key, net, properties)
+            return done.snapshot_id, _missed(net.expected, net.upserts.num_rows, done)
+        if run.schema.insert_only:
+            return self.writer.append(session, table, start, run.new, properties).snapshot_id, 0
+        delta = delta_in_parts(run, self.disk)
+        done = self.writer.apply_delta(session, table, start, delta, properties)
+        return done.snapshot_id, _missed(int(delta.removed_count.sum()), delta.added.num_rows, done)
 
-    def _in_step(
-        self,
-        session: LakeSession,
-        table: LakeTable,
-        metadata: DestinationTableMetadata,
-        step: Step,
-        *,
-        rows_are_replaced: bool,
-    ) -> None:
-        schema = step.schema
-        before = self.store.get_table_schema(schema.id, metadata.snapshot_id)
-        renamed = renamed_columns(before, schema.table_schema)
-        evolve(session.spark, table, lake_arrow_schema(schema), renamed, rows_are_replaced=rows_are_replaced)
+    def _refuse_met_inserts(self, session: LakeSession, target: Target, run: ChangeRun, net: NetChanges) -> None:
+        """Where nothing but the rows themselves makes the key unique, an INSERT of a key that exists is another row."""
+        if net.arrivals is None or not net.arrivals.any():
+            return
+        arrived = net.upserts.filter(pa.array(net.arrivals))
+        count = self.missing.count_in_target(session, target, run.schema, arrived)
+        if count:
+            raise refused(run.schema.name, f"{count} inserted rows have a key that other rows have already")
+
+    def _in_step(self, commit: _Commit, step: Step, *, rows_are_replaced: bool) -> None:
+        schema, spark = step.schema, commit.session.spark
+        before = self.store.get_table_schema(schema.id, commit.metadata.snapshot_id)
+        renamed = renamed_columns(None if before is None else renamed_schema(before), schema.table_schema)
+        evolve(spark, commit.table, lake_arrow_schema(schema), renamed, rows_are_replaced=rows_are_replaced)
+
+
+def _missed(expected: int, put: int, done: Published) -> int:
+    """Rows that a commit was to replace or remove and that were not there. All `put` rows are in the table now, so what it
+    did not grow by, it replaced or removed."""
+    return 0 if done.gained_rows is None else max(0, expected - (put - done.gained_rows))
 
 
 def _in_lake_types(run: ChangeRun, wanted: pa.Schema) -> ChangeRun:

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from headwater.destinations.iceberg.keys import encode_rows
 from headwater.destinations.iceberg.net import fill_from_old
+from headwater.destinations.iceberg.refuse import refuse_gaps
 from headwater.events import DELETE, NO_OLD, ChangeRun
 
 
@@ -29,8 +30,10 @@ class NetDelta:
 def net_delta(run: ChangeRun) -> NetDelta:
     if run.old is None:
         # Only what comes: nothing has to be copied.
+        refuse_gaps(run)
         return NetDelta(run.new, run.new.slice(0, 0), np.zeros(0, np.int64))
     run = fill_from_old(run)
+    refuse_gaps(run)
     assert run.old is not None
     added = run.new.take(pa.array(np.flatnonzero(run.op != DELETE)))
     return net_rows(added, run.old.take(pa.array(np.flatnonzero(run.old_kind != NO_OLD))))

@@ -7,10 +7,11 @@ recorded only after every table of a batch is durable (invariant 2).
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,22 +20,33 @@ from pyspark.sql import SparkSession, functions
 from headwater.contracts.destination import Destination, RunContext
 from headwater.contracts.results import DropTableForCopyResult, WriteEventsResult, WriteTableRowsResult
 from headwater.contracts.stores import DestinationStore, DestinationTableMetadata, SchemaStatus, Watermark
-from headwater.destinations.iceberg.apply import KnownWatermarks, TableApply
+from headwater.destinations.iceberg.apply import Applied, KnownWatermarks, TableApply
+from headwater.destinations.iceberg.look import LakeLook, look_at
 from headwater.destinations.iceberg.missing import MissingValues
-from headwater.destinations.iceberg.schema import TABLE_PROPERTIES, check_ownership, create_table, evolve, ownership
+from headwater.destinations.iceberg.names import in_lake_names, lake_names, names_property, source_schema
+from headwater.destinations.iceberg.owner import Owner, Writers, check_for_copy
+from headwater.destinations.iceberg.said import translated
+from headwater.destinations.iceberg.schema import TABLE_PROPERTIES, create_table, evolve
 from headwater.destinations.iceberg.sessions import LakeSession, SessionPool
 from headwater.destinations.iceberg.settings import IcebergSettings
+from headwater.destinations.iceberg.shared_storage import check_shared, is_one_process
 from headwater.destinations.iceberg.table import LakeTable
+from headwater.destinations.iceberg.troubles import Troubles
 from headwater.destinations.iceberg.types import lake_arrow_schema, lake_identifier, quote, spark_type
-from headwater.destinations.iceberg.watermark import EPOCH, PIPELINE_ID, find_watermark, snapshot_properties
+from headwater.destinations.iceberg.watermark import EPOCH, find_watermark, snapshot_properties
 from headwater.destinations.iceberg.writer import MergeWriter, TableWriter
-from headwater.errors import DestinationError, HeadwaterError, Retry, SchemaError, ValueOutOfRange, WatermarkError
+from headwater.errors import (
+    DestinationError,
+    HeadwaterError,
+)
 from headwater.events import EventBatch, Step, TableRows
 from headwater.lsn import CommitLsn, EndLsn
 from headwater.schema.table import ReplicatedTableSchema, TableId
 from headwater.spark.frames import FrameSpool
-from headwater.spark.session import is_jvm_lost, translate
+from headwater.spark.session import is_jvm_lost
 from headwater.wire.spool import Spool
+
+_log = logging.getLogger(__name__)
 
 EPOCH_ENDED = "headwater.epoch-ended"
 COPY_ORDINAL = -1
@@ -55,6 +67,9 @@ class IcebergDestination(Destination):
         self._tables = ThreadPoolExecutor(settings.max_parallel_tables, thread_name_prefix="headwater-lake-table")
         self._count_lock = threading.Lock()
         self._create_lock = threading.Lock()
+        self._writers = Writers()
+        self._troubles = Troubles(self._lake_works)
+        self._looks: dict[TableId, LakeLook] = {}
         self._source_rows_read = 0
         self._context: RunContext | None = None
         self._writer: TableWriter | None = None
@@ -72,12 +87,17 @@ class IcebergDestination(Destination):
 
     def start(self, context: RunContext) -> None:
         self._settings.prepare()
+        spark_context, warehouse = self._spark.sparkContext, self._settings.warehouse_path
+        if warehouse is not None and not is_one_process(str(spark_context.master)):
+            check_shared(spark_context, warehouse)
         spool = FrameSpool(self._spool_location(context))
         spool.sweep()
         self._context = context
         self._writer = MergeWriter(spool)
         missing = MissingValues(spool, context.read_source_rows, self._count_source_rows)
-        self._apply = TableApply(self._store, self._writer, spool, missing, KnownWatermarks(), Spool(spool.disk()))
+        self._apply = TableApply(
+            self._store, context, self._writer, spool, missing, KnownWatermarks(), Spool(spool.disk())
+        )
 
     def shutdown(self) -> None:
         self._batches.shutdown(wait=True)
@@ -85,23 +105,38 @@ class IcebergDestination(Destination):
 
     def furthest_position(self, table_ids: Sequence[TableId]) -> EndLsn | None:
         """Looked up in the lake itself: it is ahead of the store after a crash, or when the store went back."""
-        try:
-            return max(
-                (mark for mark in self._tables.map(self._lake_position, table_ids) if mark is not None), default=None
-            )
-        except Exception as error:
-            raise translate(error) from error
+        # Another copy's position says nothing here; that it is another one's is told by `missing_tables`.
+        marks = (look.mark for look in self._look_at(table_ids).values() if look.is_recorded_copy)
+        return max((mark.position for mark in marks if mark is not None), default=None)
 
-    def _lake_position(self, table_id: TableId) -> EndLsn | None:
+    def missing_tables(self, table_ids: Sequence[TableId]) -> Mapping[TableId, HeadwaterError]:
+        """Gone, another owner's, without a watermark, of another copy, or behind what the store recorded."""
+        errors = {table: look.error for table, look in self._look_at(table_ids).items()}
+        return {table: error for table, error in errors.items() if error is not None}
+
+    def _look_at(self, table_ids: Sequence[TableId]) -> dict[TableId, LakeLook]:
+        """What the lake has of these tables. Both questions come one after the other, before any write: one load answers them."""
+        wanted = frozenset(table_ids)
+        with self._count_lock:
+            known, self._looks = self._looks, {}
+        if known.keys() == wanted:
+            return known
+        try:
+            found = dict(zip(table_ids, self._tables.map(self._look_at_table, table_ids), strict=True))
+        except Exception as error:
+            raise translated(error) from error
+        with self._count_lock:
+            self._looks = found
+        return found
+
+    def _look_at_table(self, table_id: TableId) -> LakeLook:
+        assert self._context is not None, "start() comes first"
         metadata = self._store.get_destination_table_metadata(table_id)
         if metadata is None:
-            return None
+            return LakeLook()
         with self._sessions.session(f"look at {metadata.destination_table_id}") as session:
             table = LakeTable.load(session.spark, metadata.destination_table_id)
-            mark = None if table is None else find_watermark(table.history())
-        recorded = metadata.watermark
-        # Another copy's position says nothing here; that it is another one's is told when a change comes.
-        return mark.position if mark is not None and recorded is not None and mark.epoch == recorded.epoch else None
+            return look_at(table, metadata, Owner.of(self._context, table_id), self._context.timeline())
 
     def drop_table_for_copy(
         self, replicated_table_schema: ReplicatedTableSchema, result: DropTableForCopyResult
@@ -110,7 +145,7 @@ class IcebergDestination(Destination):
             with self._sessions.session(f"end the old copy of {replicated_table_schema.name}") as session:
                 self._end_epoch(session, replicated_table_schema)
         except Exception as error:
-            result.failed(translate(error))
+            result.failed(translated(error))
             return
         result.done()
 
@@ -118,11 +153,15 @@ class IcebergDestination(Destination):
         self, replicated_table_schema: ReplicatedTableSchema, table_rows: TableRows, result: WriteTableRowsResult
     ) -> None:
         try:
-            with self._copy_sessions.session(f"copy {replicated_table_schema.name}") as session:
+            identifier = lake_identifier(self._settings.catalog, replicated_table_schema.name)
+            with (
+                self._writers.writing(identifier, replicated_table_schema.id, replicated_table_schema.name),
+                self._copy_sessions.session(f"copy {replicated_table_schema.name}") as session,
+            ):
                 metadata = self._copy(session, replicated_table_schema, table_rows)
             self._store.store_destination_table_metadata(replicated_table_schema.id, metadata)
         except Exception as error:
-            result.failed(translate(error))
+            result.failed(translated(error))
             return
         result.done()
 
@@ -132,17 +171,17 @@ class IcebergDestination(Destination):
     def _write_batch(self, events: EventBatch, result: WriteEventsResult) -> None:
         """Every table by itself: one that cannot go on is told by its name, the others of the batch are durable."""
         try:
-            written, failed = self._write_tables(
-                {table: list(steps) for table, steps in events.tables.items() if steps}
-            )
-            for error in failed.values():
-                if not _is_the_tables_own(error):
-                    raise error
+            work = {table: list(steps) for table, steps in events.tables.items() if steps}
+            applied, failed = self._write_tables(work)
+            written = {table: part.metadata for table, part in applied.items()}
+            result.missed(_told_missed(work, applied))
+            self._troubles.written(applied)
+            failed = self._troubles.judged(failed, {table: str(work[table][-1].schema.name) for table in failed})
             current = {table: metadata for table, metadata in written.items() if self._is_current(table, metadata)}
             if current:
                 self._store.store_destination_tables_metadata(current)
         except BaseException as error:
-            result.failed(translate(error))
+            result.failed(translated(error))
             return
         if failed:
             result.failed_tables(failed)
@@ -151,8 +190,8 @@ class IcebergDestination(Destination):
 
     def _write_tables(
         self, work: dict[TableId, list[Step]]
-    ) -> tuple[dict[TableId, DestinationTableMetadata], dict[TableId, HeadwaterError]]:
-        written: dict[TableId, DestinationTableMetadata] = {}
+    ) -> tuple[dict[TableId, Applied], dict[TableId, HeadwaterError]]:
+        written: dict[TableId, Applied] = {}
         failed: dict[TableId, HeadwaterError] = {}
         futures = {table: self._tables.submit(self._write_table, table, steps) for table, steps in work.items()}
         # All of them to the end: a batch is tried again only when nothing of it is under way any more.
@@ -160,8 +199,27 @@ class IcebergDestination(Destination):
             try:
                 written[table] = future.result()
             except Exception as error:
-                failed[table] = translate(error)
+                failed[table] = translated(error)
         return written, failed
+
+    def _lake_works(self, failing: TableId) -> bool:
+        """Whether a table can be loaded and a file written beside its data: another table's, if there is one."""
+        others = sorted(table for table in self._store.get_table_states() if table != failing)
+        for table_id in [*others[:1], failing]:
+            metadata = self._store.get_destination_table_metadata(table_id)
+            if metadata is None:
+                continue
+            try:
+                with self._sessions.session(f"look whether {metadata.destination_table_id} can be written") as session:
+                    table = LakeTable.load(session.spark, metadata.destination_table_id)
+                    if table is not None:
+                        table.write_probe()
+                        return True
+            except Exception as error:
+                if is_jvm_lost(error):
+                    return False
+                _log.info("the lake cannot be written either: %s", type(error).__name__)
+        return False
 
     def _is_current(self, table_id: TableId, metadata: DestinationTableMetadata) -> bool:
         """Whether the store still knows the copy these changes belong to: a newer one's record is not for us to replace."""
@@ -170,29 +228,43 @@ class IcebergDestination(Destination):
             return recorded is not None
         return recorded.watermark.epoch == metadata.watermark.epoch
 
-    def _write_table(self, table_id: TableId, steps: list[Step]) -> DestinationTableMetadata:
+    def _write_table(self, table_id: TableId, steps: list[Step]) -> Applied:
         assert self._apply is not None, "start() comes first"
-        with self._sessions.session(f"apply changes to {steps[-1].schema.name}") as session:
+        schema, metadata = steps[-1].schema, self._store.get_destination_table_metadata(table_id)
+        identifier = "" if metadata is None else metadata.destination_table_id
+        with (
+            self._writers.writing(identifier or f"table {table_id}", table_id, schema.name),
+            self._sessions.session(f"apply changes to {schema.name}") as session,
+        ):
             return self._apply.apply(session, table_id, steps)
 
     def _copy(self, session: LakeSession, schema: ReplicatedTableSchema, rows: TableRows) -> DestinationTableMetadata:
         """One lake commit that replaces whatever the table holds; readers see the old rows until then."""
         assert self._context is not None, "start() comes first"
         assert self._writer is not None
-        columns = lake_arrow_schema(schema)
-        table = self._table_for_copy(session, schema)
+        named = in_lake_names(schema)
+        columns = lake_arrow_schema(named)
+        table = self._table_for_copy(session, named, rows.take_over)
         mark = Watermark(
             self._context.pipeline_id,
             self._context.system_identifier,
             rows.epoch,
             CommitLsn(rows.start_lsn.value),
             COPY_ORDINAL,
+            self._context.database_oid,
+            schema.id,
+            self._context.timeline() or 0,
+            self._context.run_token,
         )
         frame = rows.dataframe.select(
-            *(functions.col(quote(field.name)).cast(spark_type(field.type)).alias(field.name) for field in columns)
+            *(
+                functions.col(quote(column.name)).cast(spark_type(field.type)).alias(field.name)
+                for column, field in zip(schema.columns, columns, strict=True)
+            )
         )
         try:
-            self._writer.replace(session, table, frame, snapshot_properties(mark, opens_epoch=True))
+            properties = snapshot_properties(mark, opens_epoch=True)
+            self._writer.replace(session, table, table.snapshot_id, frame, properties)
         except Exception as error:
             if is_jvm_lost(error):
                 raise
@@ -204,15 +276,16 @@ class IcebergDestination(Destination):
             table.identifier, schema.table_schema.snapshot_id, schema.replication_mask, SchemaStatus.APPLIED, mark
         )
 
-    def _table_for_copy(self, session: LakeSession, schema: ReplicatedTableSchema) -> LakeTable:
+    def _table_for_copy(self, session: LakeSession, schema: ReplicatedTableSchema, take_over: bool) -> LakeTable:
         assert self._context is not None
+        mine, source = Owner.of(self._context, schema.id), source_schema(schema).table_schema
         columns = lake_arrow_schema(schema)
         identifier = lake_identifier(self._settings.catalog, schema.name)
         table = LakeTable.load(session.spark, identifier)
         if table is None:
             # One at a time: IF NOT EXISTS is a look and an insert, and two tables may share their namespace.
             with self._create_lock:
-                create_table(session.spark, self._settings, self._context, schema.name, identifier, columns)
+                create_table(session.spark, self._settings, mine, schema.name, identifier, columns)
             table = LakeTable.load(session.spark, identifier)
             if table is None:
                 raise DestinationError(
@@ -220,11 +293,15 @@ class IcebergDestination(Destination):
                     detail=f"the catalog does not list {identifier}",
                     hint="Check that nobody drops tables in this catalog; the copy is tried again.",
                 )
-        check_ownership(table, self._context)
+        check_for_copy(table, mine, self._store, name=schema.name, take_over=take_over)
         table.set_properties(
-            TABLE_PROPERTIES | dict(self._settings.table_properties) | ownership(schema.name, self._context)
+            TABLE_PROPERTIES
+            | dict(self._settings.table_properties)
+            | mine.properties(schema.name)
+            | names_property(source)
         )
         evolve(session.spark, table, columns, {}, rows_are_replaced=True)
+        table.set_comments({lake: f'column "{name}" of the source' for name, lake in lake_names(source).items()})
         table.refresh()
         return table
 
@@ -233,7 +310,8 @@ class IcebergDestination(Destination):
         metadata = self._store.get_destination_table_metadata(schema.id)
         identifier = lake_identifier(self._settings.catalog, schema.name)
         table = LakeTable.load(session.spark, metadata.destination_table_id if metadata is not None else identifier)
-        if table is None or table.property(PIPELINE_ID) != str(self._context.pipeline_id):
+        owner = None if table is None else Owner.read(table)
+        if table is None or owner is None or not owner.is_same(Owner.of(self._context, schema.id)):
             return
         epoch = next((summary[EPOCH] for _, summary in table.history() if EPOCH in summary), None)
         if epoch is not None:
@@ -254,6 +332,13 @@ class IcebergDestination(Destination):
         return str(Path(tempfile.gettempdir()) / f"headwater-{os.getuid()}" / f"spool-{which}")
 
 
-def _is_the_tables_own(error: HeadwaterError) -> bool:
-    """Trouble that no other table has and that no second attempt mends (invariant 15)."""
-    return isinstance(error, (WatermarkError, SchemaError, ValueOutOfRange)) and error.retry is not Retry.TIMED
+def _told_missed(work: dict[TableId, list[Step]], applied: dict[TableId, Applied]) -> dict[TableId, int]:
+    """Once for each batch and table. A mirror that is exact has none."""
+    missed = {table: part.missed for table, part in applied.items() if part.missed}
+    for table, count in missed.items():
+        _log.warning(
+            "table %s: %d updates or deletes found no row in the lake; compare its replica identity with its partitions'",
+            work[table][-1].schema.name,
+            count,
+        )
+    return missed

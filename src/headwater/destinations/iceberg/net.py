@@ -49,6 +49,10 @@ class NetChanges:
     upserts: pa.Table
     """All columns; missing values are NULL and listed in `pending`."""
     pending: Pending | None = None
+    expected: int = 0
+    """How many keys began with an UPDATE or a DELETE: the target must have a row of each."""
+    arrivals: Flags | None = None
+    """Per upsert, whether its key began with an INSERT, or with a row that took it: the target should have none."""
 
 
 def net_changes(run: ChangeRun, key: tuple[str, ...]) -> NetChanges:
@@ -61,13 +65,16 @@ def net_changes(run: ChangeRun, key: tuple[str, ...]) -> NetChanges:
     final = events.row[last]
     is_upsert = events.upsert[last]
     upsert_rows, delete_rows = final[is_upsert], final[~is_upsert]
+    arrives = _arrives(run, events, last)
+    expected, arrivals = int(np.count_nonzero(~arrives)), arrives[is_upsert]
     deletes = (run.old if run.old is not None else run.new).select(key).take(pa.array(delete_rows))
     if not any(flags.any() for flags in run.unchanged.values()):
         # In the usual batch each key comes once: nothing has to be copied.
         whole = len(upsert_rows) == len(run)
-        return NetChanges(deletes, run.new if whole else run.new.take(pa.array(upsert_rows)))
+        upserts = run.new if whole else run.new.take(pa.array(upsert_rows))
+        return NetChanges(deletes, upserts, None, expected, arrivals)
     upserts, pending = _with_previous_values(run, key, events, upsert_rows)
-    return NetChanges(deletes, upserts, pending)
+    return NetChanges(deletes, upserts, pending, expected, arrivals)
 
 
 def fill_from_old(run: ChangeRun, key: tuple[str, ...] = ()) -> ChangeRun:
@@ -123,6 +130,18 @@ def _key_events(run: ChangeRun, key: tuple[str, ...]) -> _KeyEvents:
     source_event = np.where(moved, number[0::2], number[1::2])
     source_event[~has_new] = -1
     return _KeyEvents(codes[places], places >> 1, (places & 1).astype(np.bool_), count, source_event)
+
+
+def _arrives(run: ChangeRun, events: _KeyEvents, last: Indexes) -> Flags:
+    """Per key, by its last event: whether its first one put a row there that was none before."""
+    first = np.zeros(events.count, np.int64)
+    first[events.code[::-1]] = np.arange(len(events.code))[::-1]
+    event = first[events.code[last]]
+    row = events.row[event]
+    # An update finds its row under the key of its source event: the new key, unless it moved the row.
+    stays = (run.op[row] == UPDATE) & (events.source_event[row] == event)
+    arrives: Flags = events.upsert[event] & ~stays
+    return arrives
 
 
 def _with_previous_values(

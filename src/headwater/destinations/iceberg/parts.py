@@ -20,6 +20,7 @@ from numba import njit
 
 from headwater.destinations.iceberg.delta import NetDelta, net_delta, net_rows
 from headwater.destinations.iceberg.net import NetChanges, fill_from_old
+from headwater.destinations.iceberg.refuse import refuse_gaps
 from headwater.events import DELETE, INSERT, NO_OLD, UPDATE, ChangeRun
 from headwater.wire.spool import Spool, release_free_memory
 
@@ -35,15 +36,23 @@ def net_in_parts(
     """What `net` makes of the run, part by part if it is a large one; the rows then lie on disk."""
     if len(run) <= PART_CHANGES:
         return net(run)
-    deletes, upserts = [], []
+    deletes, upserts, arrivals, expected = [], [], [], 0
     for part in by_key(run, key, PART_CHANGES):
         found = net(part)
         assert found.pending is None
         deletes.append(spool.table(found.deletes))
         upserts.append(spool.table(found.upserts))
+        arrivals.append(found.arrivals)
+        expected += found.expected
         del part, found
         release_free_memory()
-    return NetChanges(pa.concat_tables(deletes), pa.concat_tables(upserts))
+    flags = [part for part in arrivals if part is not None]
+    return NetChanges(
+        pa.concat_tables(deletes),
+        pa.concat_tables(upserts),
+        expected=expected,
+        arrivals=np.concatenate(flags) if len(flags) == len(arrivals) else None,
+    )
 
 
 def by_key(run: ChangeRun, key: tuple[str, ...], size: int) -> Iterator[ChangeRun]:
@@ -120,7 +129,9 @@ def _filled_on_disk(run: ChangeRun, spool: Spool) -> ChangeRun:
     filled = []
     for start in range(0, len(run), PART_CHANGES):
         stretch = run.filter((np.arange(len(run)) >= start) & (np.arange(len(run)) < start + PART_CHANGES))
-        filled.append(spool.table(fill_from_old(stretch).new))
+        stretch = fill_from_old(stretch)
+        refuse_gaps(stretch)
+        filled.append(spool.table(stretch.new))
     return replace(run, new=pa.concat_tables(filled), unchanged={})
 
 

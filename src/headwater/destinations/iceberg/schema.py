@@ -1,6 +1,6 @@
-"""Making a table in the lake, making it ours, and bringing its columns in step with the source's.
+"""Making a table in the lake, and bringing its columns in step with the source's.
 
-A populated table that is nobody's or another pipeline's is refused, never overwritten. Columns are added, dropped, renamed and
+Columns are added, dropped, renamed and
 widened in place by id; a change of type that Iceberg cannot follow in place is only allowed when a copy replaces all rows.
 """
 
@@ -14,15 +14,13 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from headwater.contracts.destination import RunContext
+from headwater.destinations.iceberg.owner import Owner
 from headwater.destinations.iceberg.settings import IcebergSettings
 from headwater.destinations.iceberg.table import LakeTable, iceberg_classes
 from headwater.destinations.iceberg.types import quote, quote_string, spark_schema, spark_type
-from headwater.destinations.iceberg.watermark import PIPELINE_ID, SYSTEM_IDENTIFIER
-from headwater.errors import DestinationError, Retry, SchemaError
+from headwater.errors import Retry, SchemaError
 from headwater.schema.table import TableName, TableSchema
 
-SOURCE_TABLE = "headwater.source-table"
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 
 TABLE_PROPERTIES: dict[str, str] = {
@@ -39,37 +37,15 @@ TABLE_PROPERTIES: dict[str, str] = {
     "write.parquet.compression-codec": "zstd",
     # Every batch makes a metadata file; without this they stay for ever.
     "write.metadata.delete-after-commit.enabled": "true",
-    "write.metadata.previous-versions-max": "20",
+    # They also tell what an expired snapshot was: a run of maintenance makes 10 to 30 of them.
+    "write.metadata.previous-versions-max": "50",
 }
-
-
-def ownership(name: TableName, context: RunContext) -> dict[str, str]:
-    """The properties that say whose the table is."""
-    return {
-        PIPELINE_ID: str(context.pipeline_id),
-        SYSTEM_IDENTIFIER: context.system_identifier,
-        SOURCE_TABLE: str(name),
-    }
-
-
-def check_ownership(table: LakeTable, context: RunContext) -> None:
-    """Refuse a populated table that this pipeline did not make."""
-    owner = table.property(PIPELINE_ID)
-    if owner == str(context.pipeline_id) or not table.may_have_rows:
-        return
-    whose = "no pipeline's" if owner is None else f"pipeline {owner}'s"
-    raise DestinationError(
-        f"lake table {table.identifier} has rows that this pipeline did not write",
-        detail=f"it is {whose}; this is pipeline {context.pipeline_id}",
-        hint="Use another warehouse or catalog, or drop the table if its rows are not needed.",
-        retry=Retry.MANUAL,
-    )
 
 
 def create_table(
     session: SparkSession,
     settings: IcebergSettings,
-    context: RunContext,
+    owner: Owner,
     name: TableName,
     identifier: str,
     columns: pa.Schema,
@@ -78,7 +54,7 @@ def create_table(
     session.sql(f"CREATE NAMESPACE IF NOT EXISTS {quote(settings.catalog)}.{quote(name.namespace)}")
     fields = ", ".join(f"{quote(f.name)} {f.dataType.simpleString()}" for f in spark_schema(columns).fields)
     properties = {"format-version": str(settings.format_version)} | TABLE_PROPERTIES
-    properties |= dict(settings.table_properties) | ownership(name, context)
+    properties |= dict(settings.table_properties) | owner.properties(name)
     listed = ", ".join(f"{quote_string(key)} = {quote_string(value)}" for key, value in properties.items())
     location = _location(settings, name)
     session.sql(

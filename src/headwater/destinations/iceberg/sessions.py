@@ -1,4 +1,4 @@
-"""Sessions for tables that are written side by side, and the outcome of what they were asked to commit.
+"""Sessions for tables that are written side by side.
 
 The watermark of a SQL statement is a session setting, so every table under way needs a session of its own. Each opens a catalog
 of its own, hence the bound.
@@ -12,8 +12,6 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any
 
 from pyspark.sql import SparkSession
 
@@ -22,13 +20,6 @@ from headwater.destinations.iceberg.watermark import PROPERTIES
 MAX_SESSIONS = 8
 _SNAPSHOT_PROPERTY = "spark.sql.iceberg.snapshot-property."
 _STATIC = frozenset({"spark.sql.extensions"})
-
-
-class Outcome(StrEnum):
-    """What an error during a lake commit says about the commit."""
-
-    FAILED = "failed"
-    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,22 +90,3 @@ def _make_active(spark: SparkSession) -> None:
     jvm = spark.sparkContext._jvm
     assert jvm is not None
     jvm.SparkSession.setActiveSession(spark._jsparkSession)
-
-
-def outcome_of(error: BaseException) -> Outcome:
-    """Failed only where Iceberg says so; a JDBC catalog's SQL errors, lost answers and all else are unknown."""
-    names = list(_java_classes(error))
-    if any(name.endswith(".CommitStateUnknownException") for name in names):
-        return Outcome.UNKNOWN
-    if any(name.endswith((".ValidationException", ".CommitFailedException")) for name in names):
-        return Outcome.FAILED
-    return Outcome.FAILED if "Cannot fast-forward" in str(error) else Outcome.UNKNOWN
-
-
-def _java_classes(error: BaseException) -> Iterator[str]:
-    java: Any = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
-    for _ in range(20):
-        if java is None:
-            return
-        yield str(java.getClass().getName())
-        java = java.getCause()

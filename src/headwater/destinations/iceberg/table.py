@@ -1,19 +1,29 @@
 """One table of the lake, seen through Iceberg's own Java API in Spark's JVM: snapshots, properties, schema, branches.
 
 Knows no rows and no changes. A handle shows the table as of its last `refresh()`.
+
+Rows are written to a branch first and published from there: in one commit the table gets the branch's head, and a tag keeps that
+snapshot, which carries the watermark, from being expired by others (invariants 6 and 20).
 """
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
-from headwater.destinations.iceberg.watermark import COMMIT_LSN, OPENS_EPOCH, PROPERTIES
+from headwater.destinations.iceberg.outcome import LakeTableMoved, java_classes
+from headwater.destinations.iceberg.watermark import ATTEMPT, COMMIT_LSN, OPENS_EPOCH, PROPERTIES
 
 MAIN = "main"
+STAGING = "headwater_staging"
+"""The branch that a batch is written to. It stays, at the last published snapshot: making it again would be a commit more."""
+WATERMARK_TAG = "headwater_watermark"
+_FOR_EVER = 2**63 - 1
 _ABSENT = frozenset({"TABLE_OR_VIEW_NOT_FOUND", "SCHEMA_NOT_FOUND", "NO_SUCH_TABLE"})
 
 
@@ -24,19 +34,30 @@ def iceberg_classes(session: SparkSession) -> Any:
     return jvm.org.apache.iceberg
 
 
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A commit that is the table's now."""
+
+    snapshot_id: int
+    gained_rows: int | None
+    """How many rows the table has more than before; None where its snapshots do not say."""
+
+
 class LakeTable:
     """A handle on an existing table."""
 
-    def __init__(self, java_table: Any, identifier: str) -> None:
+    def __init__(self, java_table: Any, identifier: str, metadata_parser: Any) -> None:
         self._table = java_table
         self.identifier = identifier
+        self._metadata_parser = metadata_parser
 
     @classmethod
     def load(cls, session: SparkSession, identifier: str) -> LakeTable | None:
         """The table, or None if there is none of that name."""
-        loader = iceberg_classes(session).spark.Spark3Util
+        iceberg = iceberg_classes(session)
         try:
-            return cls(loader.loadIcebergTable(session._jsparkSession, identifier), identifier)
+            table = iceberg.spark.Spark3Util.loadIcebergTable(session._jsparkSession, identifier)
+            return cls(table, identifier, iceberg.TableMetadataParser)
         except AnalysisException as error:
             if error.getCondition() in _ABSENT:
                 return None
@@ -51,15 +72,22 @@ class LakeTable:
         return None if snapshot is None else int(snapshot.snapshotId())
 
     def history(self) -> Iterator[tuple[int, Mapping[str, str]]]:
-        """(snapshot id, our part of the summary) of the current snapshot and its ancestors, newest first."""
+        """(snapshot id, our part of the summary) of the current snapshot and its ancestors, newest first.
+
+        Ancestors that were expired are looked up in earlier metadata files, as long as the table keeps those: several
+        commits of maintenance and an expiry cut the line to our last commit, and its tag alone does not tell whether the
+        table still descends from it or was rolled back before.
+        """
         snapshot = self._table.currentSnapshot()
+        earlier = _EarlierMetadata(self._table, self._metadata_parser)
         while snapshot is not None:
             summary = snapshot.summary()
             names = PROPERTIES if summary.containsKey(COMMIT_LSN) else (OPENS_EPOCH,)
             yield int(snapshot.snapshotId()), {n: v for n in names if (v := summary.get(n)) is not None}
             parent = snapshot.parentId()
-            # An expired parent is not there any more, though its child still names it.
-            snapshot = None if parent is None else self._table.snapshot(parent)
+            if parent is None:
+                return
+            snapshot = self._table.snapshot(parent) or earlier.snapshot(parent)
 
     @property
     def may_have_rows(self) -> bool:
@@ -87,20 +115,119 @@ class LakeTable:
     def update_schema(self) -> Any:
         return self._table.updateSchema()
 
-    def create_branch(self, name: str, snapshot_id: int) -> None:
-        self._table.manageSnapshots().createBranch(name, snapshot_id).commit()
+    def set_comments(self, wanted: Mapping[str, str]) -> None:
+        """What columns say of themselves: one metadata commit, or none if nothing differs."""
+        schema = self._table.schema()
+        differing = {name: comment for name, comment in wanted.items() if schema.findField(name).doc() != comment}
+        if differing:
+            update = self._table.updateSchema()
+            for name, comment in differing.items():
+                update = update.updateColumnDoc(name, comment)
+            update.commit()
 
-    def branches(self, prefix: str) -> list[str]:
-        return [name for name in self._table.refs() if name.startswith(prefix)]
+    def write_probe(self) -> None:
+        """Write and remove a small file where this table's data files go, as they are written; raises if that fails."""
+        file = self._table.locationProvider().newDataLocation(f"headwater-probe-{uuid.uuid4().hex}")
+        stream = self._table.io().newOutputFile(file).createOrOverwrite()
+        try:
+            stream.write(bytearray(b"headwater"))
+        finally:
+            stream.close()
+            self._table.io().deleteFile(file)
 
-    def publish_branch(self, name: str) -> None:
-        """Make the branch's head the table's, in one commit that fails if the table has moved since the branch was made."""
-        self._table.refresh()
-        self._table.manageSnapshots().fastForwardBranch(MAIN, name).removeBranch(name).commit()
+    def stage(self, start: int) -> str:
+        """Put the staging branch at the snapshot that was looked at, and return its name in SQL.
 
-    def remove_branches(self, names: list[str]) -> None:
-        if names:
+        Usually it is there already. What is read from it and written to it starts from that snapshot, whatever others
+        commit meanwhile; and unlike a snapshot it is read with the table's present columns.
+        """
+        refs = self._table.refs()
+        branch = refs.get(STAGING)
+        if branch is None or int(branch.snapshotId()) != start:
             manage = self._table.manageSnapshots()
-            for name in names:
-                manage = manage.removeBranch(name)
-            manage.commit()
+            for name in [name for name in refs if name.startswith(f"{STAGING}_")]:
+                manage = manage.removeBranch(name)  # one a write, of versions before
+            make = manage.createBranch if branch is None else manage.replaceBranch
+            make(STAGING, start).commit()
+        return f"{self.identifier}.`branch_{STAGING}`"
+
+    def publish(self, start: int, attempt: str, *, replaces_all: bool = False) -> Published:
+        """Make the staged commit of this attempt the table's, tagged, in one commit.
+
+        Only if the table still is at `start`, and nothing but this attempt was written on top of it: a late commit of a
+        dead attempt fails here. Where all rows are replaced, commits in between that carry no watermark do not matter.
+        """
+        self._table.refresh()
+        head = self._table.refs().get(STAGING)
+        staged = None if head is None else self._table.snapshot(head.snapshotId())
+        if staged is None or staged.parentId() != start or staged.summary().get(ATTEMPT) != attempt:
+            raise LakeTableMoved(f"the staging branch of {self.identifier} has a commit of another attempt")
+        if self.snapshot_id != start and not (replaces_all and self._only_unmarked_since(start)):
+            raise LakeTableMoved(f"{self.identifier} has a commit that came after it was looked at")
+        # Not validated again by Iceberg, and not tried again on top of a newer commit: it says what the refs must be.
+        manage = self._table.manageSnapshots().replaceBranch(MAIN, staged.snapshotId())
+        self._tagged(manage, staged.snapshotId()).commit()
+        before, after = _live_rows(self._table.snapshot(start)), _live_rows(staged)
+        gained = None if before is None or after is None else after - before
+        return Published(int(staged.snapshotId()), gained)
+
+    def tag_current(self, attempt: str) -> Published:
+        """Tag the first commit of a table, which had no snapshot to stage from."""
+        self._table.refresh()
+        snapshot = self._table.currentSnapshot()
+        if snapshot is None or snapshot.summary().get(ATTEMPT) != attempt:
+            raise LakeTableMoved(f"{self.identifier} has a commit of another attempt")
+        self._tagged(self._table.manageSnapshots(), snapshot.snapshotId()).commit()
+        return Published(int(snapshot.snapshotId()), _live_rows(snapshot))
+
+    def _tagged(self, manage: Any, snapshot_id: int) -> Any:
+        if self._table.refs().get(WATERMARK_TAG) is not None:
+            return manage.replaceTag(WATERMARK_TAG, snapshot_id)
+        # A table's own `history.expire.max-ref-age-ms` does not count for a ref that says its age.
+        return manage.createTag(WATERMARK_TAG, snapshot_id).setMaxRefAgeMs(WATERMARK_TAG, _FOR_EVER)
+
+    def _only_unmarked_since(self, start: int) -> bool:
+        for snapshot_id, summary in self.history():
+            if snapshot_id == start:
+                return True
+            if COMMIT_LSN in summary:
+                return False
+        return False
+
+
+class _EarlierMetadata:
+    """Snapshots that the table no longer has, in the metadata files before the current one. Read only when asked."""
+
+    def __init__(self, java_table: Any, parser: Any) -> None:
+        self._table = java_table
+        self._parser = parser
+        self._read: list[Any] = []
+        self._unread: list[str] | None = None
+
+    def snapshot(self, snapshot_id: int) -> Any:
+        if self._unread is None:
+            # Oldest first, and so read from the end.
+            self._unread = [str(entry.file()) for entry in self._table.operations().current().previousFiles()]
+        found = next((s for m in self._read if (s := m.snapshot(snapshot_id)) is not None), None)
+        while found is None and self._unread:
+            metadata = self._metadata(self._unread.pop())
+            if metadata is not None:
+                self._read.append(metadata)
+                found = metadata.snapshot(snapshot_id)
+        return found
+
+    def _metadata(self, file: str) -> Any:
+        try:
+            return self._parser.read(self._table.io(), file)
+        except Exception as error:
+            if any(name.endswith(".NotFoundException") for name in java_classes(error)):
+                return None
+            raise
+
+
+def _live_rows(snapshot: Any) -> int | None:
+    """By the snapshot's own totals: they may be off after a compaction of v2 tables, but by the same in parent and child."""
+    if snapshot is None:
+        return None
+    records, deletes = (snapshot.summary().get(name) for name in ("total-records", "total-position-deletes"))
+    return None if records is None else int(records) - int(deletes or 0)

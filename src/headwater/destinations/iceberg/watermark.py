@@ -7,6 +7,7 @@ and ends at the commit that opened the epoch, so that an older copy's higher pos
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +23,27 @@ EPOCH = "headwater.epoch"
 COMMIT_LSN = "headwater.commit-lsn"
 ORDINAL = "headwater.ordinal"
 OPENS_EPOCH = "headwater.opens-epoch"
+DATABASE_OID = "headwater.database-oid"
+TABLE_OID = "headwater.source-oid"
+TIMELINE = "headwater.timeline"
+RUN = "headwater.run"
+ATTEMPT = "headwater.attempt"
+"""Names one try at a commit, so that a late one of an earlier try is not taken for it."""
 
 # As session settings they outlive a statement, so each commit sets all of them.
-PROPERTIES = (PIPELINE_ID, SYSTEM_IDENTIFIER, EPOCH, COMMIT_LSN, ORDINAL, OPENS_EPOCH)
+PROPERTIES = (
+    PIPELINE_ID,
+    SYSTEM_IDENTIFIER,
+    EPOCH,
+    COMMIT_LSN,
+    ORDINAL,
+    OPENS_EPOCH,
+    DATABASE_OID,
+    TABLE_OID,
+    TIMELINE,
+    RUN,
+    ATTEMPT,
+)
 
 
 def snapshot_properties(mark: Watermark, *, opens_epoch: bool = False) -> dict[str, str]:
@@ -36,6 +55,10 @@ def snapshot_properties(mark: Watermark, *, opens_epoch: bool = False) -> dict[s
         COMMIT_LSN: str(mark.commit_lsn),
         ORDINAL: str(mark.ordinal),
         OPENS_EPOCH: "true" if opens_epoch else "false",
+        DATABASE_OID: str(mark.database_oid),
+        TABLE_OID: str(mark.table_id),
+        TIMELINE: str(mark.timeline),
+        RUN: mark.run,
     }
 
 
@@ -50,6 +73,10 @@ def parse_summary(summary: Mapping[str, str]) -> Watermark | None:
             summary[EPOCH],
             CommitLsn.parse(summary[COMMIT_LSN]),
             int(summary[ORDINAL]),
+            int(summary.get(DATABASE_OID, 0)),
+            int(summary.get(TABLE_OID, 0)),
+            int(summary.get(TIMELINE, 0)),
+            summary.get(RUN, ""),
         )
     except (KeyError, ValueError, ProtocolError):
         return None
@@ -66,8 +93,13 @@ def find_watermark(history: Iterable[tuple[int, Mapping[str, str]]]) -> Watermar
     return None
 
 
-def check_lineage(table: str, found: Watermark | None, recorded: Watermark | None) -> Watermark:
-    """The lake's watermark, if it continues what the store recorded. A lake that is ahead is normal after a crash."""
+def check_lineage(
+    table: str, found: Watermark | None, recorded: Watermark | None, timeline: int | None = None
+) -> Watermark:
+    """The lake's watermark, if it continues what the store recorded. A lake that is ahead is normal after a crash.
+
+    `timeline` is the source's: positions of an older one are its past, those of a newer one are another server's.
+    """
     if recorded is None:
         raise WatermarkError(
             f"nothing is recorded of a copy of table {table}",
@@ -80,7 +112,7 @@ def check_lineage(table: str, found: Watermark | None, recorded: Watermark | Non
             detail=f"the store recorded {_text(recorded)}",
             hint=_hint(table),
         )
-    if _lineage(found) != _lineage(recorded):
+    if not _same_lineage(found, recorded):
         raise WatermarkError(
             f"lake table {table} belongs to another copy than the recorded one",
             detail=f"the lake shows {_text(found)}; the store recorded {_text(recorded)}",
@@ -91,6 +123,12 @@ def check_lineage(table: str, found: Watermark | None, recorded: Watermark | Non
             f"lake table {table} is behind what was recorded",
             detail=f"the lake shows {_text(found)}; the store recorded {_text(recorded)}",
             hint=f"If the table was rolled back or restored on purpose: {_hint(table)}",
+        )
+    if timeline is not None and found.timeline > timeline:
+        raise WatermarkError(
+            f"lake table {table} was written from a newer timeline of the source",
+            detail=f"the lake shows {_text(found)}; the source is on timeline {timeline}",
+            hint=f"If the source was restored to a time before that on purpose: {_hint(table)}",
         )
     return found
 
@@ -124,17 +162,22 @@ def mark_of(step: Step, lineage: Watermark) -> Watermark:
         lsn, ordinal = step.commit_lsn, step.ordinal
     else:
         lsn, ordinal = CommitLsn(int(step.commit_lsn[-1])), int(step.ordinal[-1])
-    return Watermark(lineage.pipeline_id, lineage.system_identifier, lineage.epoch, lsn, ordinal)
+    return replace(lineage, commit_lsn=lsn, ordinal=ordinal)
 
 
-def _lineage(mark: Watermark) -> tuple[int, str, str]:
-    return mark.pipeline_id, mark.system_identifier, mark.epoch
+def _same_lineage(one: Watermark, other: Watermark) -> bool:
+    # Marks of earlier versions say nothing of database and table.
+    known = (one.database_oid == other.database_oid or 0 in (one.database_oid, other.database_oid)) and (
+        one.table_id == other.table_id or 0 in (one.table_id, other.table_id)
+    )
+    names = ("pipeline_id", "system_identifier", "epoch")
+    return known and all(getattr(one, name) == getattr(other, name) for name in names)
 
 
 def _text(mark: Watermark) -> str:
     return (
         f"position {mark.commit_lsn} ordinal {mark.ordinal}, epoch {mark.epoch}, pipeline {mark.pipeline_id}, "
-        f"system {mark.system_identifier}"
+        f"system {mark.system_identifier}, database {mark.database_oid}, table {mark.table_id}, timeline {mark.timeline}"
     )
 
 

@@ -1,4 +1,4 @@
-"""How rows get into a lake table, one lake commit a call, each with its watermark and fenced (invariant 6).
+"""How rows get into a lake table: one lake commit a call, with its watermark, fenced and pinned (invariant 6).
 
 `TableWriter` is the seam for faster ones; `MergeWriter` needs nothing but Spark SQL, and so works everywhere.
 """
@@ -12,68 +12,90 @@ from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import DataFrame, functions
+from pyspark.sql import DataFrame, DataFrameWriterV2, functions
 
 from headwater.destinations.iceberg.delta import NetDelta
 from headwater.destinations.iceberg.net import NetChanges
 from headwater.destinations.iceberg.pruning import key_predicate
 from headwater.destinations.iceberg.sessions import LakeSession
-from headwater.destinations.iceberg.table import LakeTable
+from headwater.destinations.iceberg.table import LakeTable, Published
 from headwater.destinations.iceberg.types import quote, spark_schema
+from headwater.destinations.iceberg.watermark import ATTEMPT
 from headwater.spark.frames import FrameSpool
 
-STAGING = "headwater_staging_"
 _SOURCE = "headwater_source"
 
 
 class TableWriter(Protocol):
-    """Each method is one lake commit that carries `properties`, and fails if the table moved on in a way that matters."""
+    """Each method is one lake commit on top of the snapshot `start` that carries `properties`. It fails if the table is not
+    at `start` any more: what was looked at, what is read and what is committed are one lake snapshot.
+    """
 
-    def replace(self, session: LakeSession, table: LakeTable, rows: DataFrame, properties: Mapping[str, str]) -> None:
-        """Put these rows in place of all others."""
+    def replace(
+        self,
+        session: LakeSession,
+        table: LakeTable,
+        start: int | None,
+        rows: DataFrame,
+        properties: Mapping[str, str],
+    ) -> Published:
+        """Put these rows in place of all others; `start` is None for a table that never had any."""
 
     def merge(
         self,
         session: LakeSession,
         table: LakeTable,
+        start: int,
         key: tuple[str, ...],
         net: NetChanges,
         properties: Mapping[str, str],
-    ) -> None:
+    ) -> Published:
         """Delete and upsert by key; `net` has one row per key and nothing pending."""
 
-    def append(self, session: LakeSession, table: LakeTable, rows: pa.Table, properties: Mapping[str, str]) -> None:
+    def append(
+        self, session: LakeSession, table: LakeTable, start: int, rows: pa.Table, properties: Mapping[str, str]
+    ) -> Published:
         """Add rows to a table that has no key."""
 
     def apply_delta(
-        self, session: LakeSession, table: LakeTable, delta: NetDelta, properties: Mapping[str, str]
-    ) -> None:
+        self, session: LakeSession, table: LakeTable, start: int, delta: NetDelta, properties: Mapping[str, str]
+    ) -> Published:
         """Remove and add rows of a table whose only key is the whole row."""
 
 
 class MergeWriter:
-    """Spark SQL's MERGE, overwrite and append."""
+    """Spark SQL's MERGE, overwrite and append, each into the staging branch."""
 
     def __init__(self, spool: FrameSpool) -> None:
         self._spool = spool
 
-    def replace(self, session: LakeSession, table: LakeTable, rows: DataFrame, properties: Mapping[str, str]) -> None:
-        writer = rows.writeTo(table.identifier).option("isolation-level", "serializable")
-        # Without a snapshot to start from, the whole history is validated: any row in it is a conflict.
-        if table.snapshot_id is not None:
-            writer = writer.option("validate-from-snapshot-id", str(table.snapshot_id))
-        for name, value in properties.items():
-            writer = writer.option(f"snapshot-property.{name}", value)
-        writer.overwrite(functions.lit(True))
+    def replace(
+        self,
+        session: LakeSession,
+        table: LakeTable,
+        start: int | None,
+        rows: DataFrame,
+        properties: Mapping[str, str],
+    ) -> Published:
+        attempt, properties = _attempt(properties)
+        if start is None:
+            # There is nothing to branch from. The whole history is validated then: any row in it is a conflict.
+            writer = rows.writeTo(table.identifier).option("isolation-level", "serializable")
+            _with_properties(writer, properties).overwrite(functions.lit(True))
+            return table.tag_current(attempt)
+        _with_properties(rows.writeTo(table.stage(start)), properties).overwrite(functions.lit(True))
+        return table.publish(start, attempt, replaces_all=True)
 
     def merge(
         self,
         session: LakeSession,
         table: LakeTable,
+        start: int,
         key: tuple[str, ...],
         net: NetChanges,
         properties: Mapping[str, str],
-    ) -> None:
+    ) -> Published:
+        attempt, properties = _attempt(properties)
         columns = net.upserts.column_names
         deleted = _free_name("headwater_deleted", columns)
         rows = _with_flag(net, deleted)
@@ -90,36 +112,35 @@ class MergeWriter:
                 values = ", ".join(f"s.{quote(name)}" for name in columns)
                 condition = f" AND NOT s.{quote(deleted)}" if net.deletes.num_rows else ""
                 clauses.append(f"WHEN NOT MATCHED{condition} THEN INSERT ({names}) VALUES ({values})")
+            target = table.stage(start)
             session.set_snapshot_properties(properties)
             session.spark.sql(
-                f"MERGE INTO {table.identifier} AS t USING {source} AS s ON {same_key}{pruned} " + " ".join(clauses)
+                f"MERGE INTO {target} AS t USING {source} AS s ON {same_key}{pruned} " + " ".join(clauses)
             )
+        return table.publish(start, attempt)
 
-    def append(self, session: LakeSession, table: LakeTable, rows: pa.Table, properties: Mapping[str, str]) -> None:
-        with (
-            self._spool.frame(session.spark, rows, spark_schema(rows.schema)) as frame,
-            _staged(table) as target,
-        ):
-            writer = frame.writeTo(target)
-            for name, value in properties.items():
-                writer = writer.option(f"snapshot-property.{name}", value)
-            writer.append()
+    def append(
+        self, session: LakeSession, table: LakeTable, start: int, rows: pa.Table, properties: Mapping[str, str]
+    ) -> Published:
+        attempt, properties = _attempt(properties)
+        with self._spool.frame(session.spark, rows, spark_schema(rows.schema)) as frame:
+            _with_properties(frame.writeTo(table.stage(start)), properties).append()
+        return table.publish(start, attempt)
 
     def apply_delta(
-        self, session: LakeSession, table: LakeTable, delta: NetDelta, properties: Mapping[str, str]
-    ) -> None:
+        self, session: LakeSession, table: LakeTable, start: int, delta: NetDelta, properties: Mapping[str, str]
+    ) -> Published:
         if not delta.removed.num_rows:
-            self.append(session, table, delta.added, properties)
-            return
+            return self.append(session, table, start, delta.added, properties)
+        attempt, properties = _attempt(properties)
         columns = delta.added.column_names
         count = _free_name("headwater_count", columns)
         removed = delta.removed.append_column(count, pa.array(delta.removed_count))
         with (
             self._source(session, delta.added, "added") as added,
             self._source(session, removed, "removed") as gone,
-            # Unlike upserts, a difference applied twice is wrong, so it must not start from a newer snapshot than was looked at.
-            _staged(table) as target,
         ):
+            target = table.stage(start)
             # Equal rows are told apart by where they lie: of those that match, the first `count` go.
             same = " AND ".join(f"r.{quote(name)} <=> d.{quote(name)}" for name in columns)
             alike = ", ".join(f"r.{quote(name)}" for name in columns)
@@ -138,6 +159,7 @@ class MergeWriter:
                 f") AS s ON t._file = s.f AND t._pos = s.p"
                 f" WHEN MATCHED THEN DELETE WHEN NOT MATCHED AND s.f IS NULL THEN INSERT ({names}) VALUES ({values})"
             )
+        return table.publish(start, attempt)
 
     @contextmanager
     def _source(self, session: LakeSession, rows: pa.Table, suffix: str = "") -> Iterator[str]:
@@ -151,20 +173,16 @@ class MergeWriter:
                 session.spark.catalog.dropTempView(view)
 
 
-@contextmanager
-def _staged(table: LakeTable) -> Iterator[str]:
-    """A branch to write to, made at the snapshot the handle shows; the table follows it only if it still is there.
+def _attempt(properties: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+    """A name for one try at a commit, and the properties with it: the branch is the same for all of them."""
+    attempt = uuid.uuid4().hex
+    return attempt, {**properties, ATTEMPT: attempt}
 
-    Iceberg validates no append against concurrent commits, and a statement reads whatever is current when it starts.
-    """
-    start = table.snapshot_id
-    assert start is not None, "a table has the snapshot of its copy"
-    # A name of its own: what a dead attempt writes late to its branch must not come along with ours.
-    table.remove_branches(table.branches(STAGING))
-    branch = f"{STAGING}{uuid.uuid4().hex}"
-    table.create_branch(branch, start)
-    yield f"{table.identifier}.`branch_{branch}`"
-    table.publish_branch(branch)
+
+def _with_properties(writer: DataFrameWriterV2, properties: Mapping[str, str]) -> DataFrameWriterV2:
+    for name, value in properties.items():
+        writer = writer.option(f"snapshot-property.{name}", value)
+    return writer
 
 
 def _with_flag(net: NetChanges, flag: str) -> pa.Table:

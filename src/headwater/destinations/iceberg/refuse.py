@@ -1,0 +1,95 @@
+"""What a writer takes, and what it refuses because no source sends it (invariant 18).
+
+A replica identity that is not what the schema says shows up here first: as an old tuple without its key, or as a change that a
+table without an identity cannot have. Pure; no value of a row is shown.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.errors import ChangeRefused
+from headwater.events import DELETE, INSERT, NO_OLD, OLD_FULL, OLD_KEY, UPDATE, ChangeRun
+from headwater.schema.table import TableName
+
+MERGE_TAKES = (INSERT, UPDATE, DELETE)
+DELTA_TAKES = (INSERT, UPDATE, DELETE)
+APPEND_TAKES = (INSERT,)
+Flags = npt.NDArray[np.bool_]
+
+
+def checked(run: ChangeRun) -> ChangeRun:
+    """The run as it may be written, its old tuples called what they are; ChangeRefused if it cannot be."""
+    schema = run.schema
+    if not getattr(schema.table_schema, "old_is_full", True) and (run.old_kind == OLD_FULL).any():
+        # Under a published root the server calls an old tuple full that has only the key of its leaf.
+        run = replace(run, old_kind=np.where(run.old_kind == OLD_FULL, OLD_KEY, run.old_kind).astype(np.uint8))
+    name = schema.name
+    if schema.key:
+        _takes(run, MERGE_TAKES, name)
+        _check_keys(run, schema.key, name)
+    elif schema.insert_only:
+        _takes(run, APPEND_TAKES, name)
+        refuse_gaps(run)
+    else:
+        _takes(run, DELTA_TAKES, name)
+        if ((run.op != INSERT) & (run.old_kind != OLD_FULL)).any():
+            raise refused(name, "an UPDATE or DELETE came without the whole old row, which is this table's only key")
+    return run
+
+
+def refused(name: TableName | str, detail: str) -> ChangeRefused:
+    return ChangeRefused(
+        f"a change of table {name} cannot be applied",
+        detail=detail,
+        hint="The table is copied again. If it happens again, compare the replica identity of the table and its partitions.",
+    )
+
+
+def value_is_gone(name: TableName | str, count: int) -> ChangeRefused:
+    rows = "row refers" if count == 1 else "rows refer"
+    return ChangeRefused(
+        f"a value of table {name} cannot be found",
+        detail=f"{count} changed {rows} to an unchanged value that was not sent, and neither lake nor source has the row now",
+        hint="The table is copied again. REPLICA IDENTITY FULL sends such values, where a row filter makes them common.",
+    )
+
+
+def refuse_gaps(run: ChangeRun) -> None:
+    """Without a key there is no other place to look for a value that was not sent."""
+    gaps = sum(int(np.count_nonzero(flags)) for flags in run.unchanged.values())
+    if gaps:
+        raise value_is_gone(run.schema.name, gaps)
+
+
+def _takes(run: ChangeRun, operations: tuple[int, ...], name: TableName) -> None:
+    if not np.isin(run.op, operations).all():
+        raise refused(
+            name, "the table has no replica identity, so it takes INSERT and TRUNCATE only; another change came"
+        )
+
+
+def _check_keys(run: ChangeRun, key: tuple[str, ...], name: TableName) -> None:
+    has_old = run.old_kind != NO_OLD
+    if (has_old & (run.old is None)).any() or ((run.op == DELETE) & ~has_old).any():
+        raise refused(name, "a DELETE or UPDATE came without the key of its old row")
+    for column in key:
+        if run.old is not None and (_nulls(run.old, column) & has_old).any():
+            raise refused(name, f'an old row came without its key: column "{column}" is NULL')
+        unchanged = run.unchanged.get(column, np.zeros(len(run), np.bool_))
+        lacks = _nulls(run.new, column) & ~unchanged | unchanged & ~has_old
+        if (lacks & (run.op != DELETE)).any():
+            raise refused(name, f'a row came without its key: column "{column}" is NULL')
+
+
+def _nulls(rows: pa.Table, column: str) -> Flags:
+    values = rows.column(column)
+    if not values.null_count:
+        return np.zeros(len(values), np.bool_)
+    nulls: Flags = pc.is_null(values).to_numpy()
+    return nulls

@@ -1,0 +1,85 @@
+"""What the lake's writer refuses or counts, because a mirror that is exact never meets it (invariant 18)."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, fields
+
+import pytest
+
+from headwater.contracts.results import PendingResult, WriteEventsResult
+from headwater.errors import ChangeRefused
+from headwater.events import OLD_FULL, UNCHANGED, EventBatch
+from headwater.lsn import EndLsn
+from headwater.schema.table import ReplicaIdentity, ReplicatedTableSchema, TableSchema
+from tests.integration.lake_table import ID_V, NOBODY, Lake, delete, insert, run, table_schema, truncate, update
+
+# PySpark leaves the sockets it collects over to the garbage collector.
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class LeafKeys(TableSchema):
+    """Of a partitioned table whose leaves have keys of their own."""
+
+    strict_inserts: bool = True
+    old_is_full: bool = False
+
+
+def of_leaves(schema: ReplicatedTableSchema) -> ReplicatedTableSchema:
+    plain = schema.table_schema
+    return ReplicatedTableSchema(LeafKeys(**{field.name: getattr(plain, field.name) for field in fields(TableSchema)}))
+
+
+@pytest.mark.invariant(18)
+def test_updates_and_deletes_that_find_no_row_are_counted_and_logged_and_inserts_are_not(
+    lake: Lake, caplog: pytest.LogCaptureFixture
+) -> None:
+    keyed, emptied = table_schema(*ID_V), table_schema(*ID_V)
+    whole = table_schema(*ID_V, key=(), replica_identity=ReplicaIdentity.FULL)
+    for schema in (keyed, emptied, whole):
+        lake.copy(schema, [(1, "a"), (2, "b"), (3, "c")])
+    found = [update(1, "A"), delete(2, None), update(13, "moved", old=(3, None)), insert(4, "d")]
+    passing = [insert(5, "x"), update(5, "y"), delete(5, None)]
+    tables = {
+        keyed.id: [
+            run(keyed, 200, *found, *passing, update(8, "new"), delete(9, None), update(11, "n", old=(10, None)))
+        ],
+        emptied.id: [truncate(emptied, 200), run(emptied, 201, insert(1, "a"), delete(2, None))],
+        whole.id: [run(whole, 200, delete(1, "a", kind=OLD_FULL), delete(9, "gone", kind=OLD_FULL), insert(4, "d"))],
+    }
+    result = WriteEventsResult()
+    pending = PendingResult(result)
+    with caplog.at_level(logging.WARNING):
+        lake.destination.write_events(EventBatch(tables, NOBODY, EndLsn(1)), result)
+        pending.wait()
+    assert pending.missed == {keyed.id: 3, emptied.id: 1, whole.id: 1}
+    assert sum("found no row" in record.message for record in caplog.records) == 3
+    assert lake.rows(keyed) == [(1, "A"), (11, "n"), (13, "moved"), (4, "d"), (8, "new")]
+    assert lake.rows(whole) == [(2, "b"), (3, "c"), (4, "d")]
+
+
+@pytest.mark.invariant(18)
+def test_where_only_leaves_keep_a_key_unique_an_insert_of_a_key_that_exists_is_an_error_of_the_table(
+    lake: Lake,
+) -> None:
+    schema = of_leaves(table_schema(*ID_V))
+    lake.copy(schema, [(1, "a"), (2, "b")])
+    # Deleted before, or by the same run, it does not exist.
+    lake.write(run(schema, 200, delete(1, None), insert(1, "again"), insert(3, "c"), update(2, "B")))
+    with pytest.raises(ChangeRefused, match="cannot be applied"):
+        lake.write(run(schema, 300, insert(2, "another"), insert(4, "d"), delete(9, None)))
+    assert lake.rows(schema) == [(1, "again"), (2, "B"), (3, "c")]
+
+
+@pytest.mark.invariant(12)
+@pytest.mark.invariant(13)
+def test_an_old_row_that_holds_only_its_leafs_key_is_not_taken_for_the_whole_row(lake: Lake) -> None:
+    schema = of_leaves(table_schema(*ID_V, replica_identity=ReplicaIdentity.FULL))
+    lake.copy(schema, [(1, "large"), (2, "b")])
+    lake.write(run(schema, 200, update(10, UNCHANGED, old=(1, None), kind=OLD_FULL)))
+    assert lake.rows(schema) == [(10, "large"), (2, "b")]

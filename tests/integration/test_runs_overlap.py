@@ -1,0 +1,192 @@
+"""Two runs of one pipeline may overlap for a moment: the one that lost the lock writes, records and confirms nothing more."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+
+from headwater.contracts.stores import APPLY
+from headwater.engine import run_lock
+from headwater.engine.pipeline import Pipeline
+from headwater.errors import HeadwaterError, PipelineLocked
+from headwater.events import EventBatch, TableRows
+from headwater.source.lock import LOCK_CLASS
+from headwater.store.postgres import PostgresStore
+from headwater.testing.compare import wait_until
+from tests.conftest import Database
+from tests.integration.mirror import MirrorDestination, Running, config, running
+
+LOCKS = """
+    select pid from pg_locks l join pg_stat_activity a using (pid) where l.locktype = 'advisory'
+      and a.application_name = 'headwater_lock_1' and a.datname = current_database() and l.granted = %s
+"""
+
+
+@pytest.fixture
+def shop(database: Database) -> Database:
+    database.execute(
+        """
+        create table orders(id int primary key, counter int not null);
+        insert into orders select i, 1 from generate_series(1, 100) i;
+        create table items(id int primary key, counter int not null);
+        create publication shop for table orders, items;
+        """
+    )
+    return database
+
+
+def store_of(shop: Database) -> PostgresStore:
+    return PostgresStore(shop.settings, 1)
+
+
+def twin(mirror: MirrorDestination) -> MirrorDestination:
+    """Another run's view of the same lake: the same rows, batches of its own."""
+    other = MirrorDestination()
+    other.tables, other.watermarks, other._names, other._lock = (
+        mirror.tables,
+        mirror.watermarks,
+        mirror._names,
+        mirror._lock,
+    )
+    return other
+
+
+def wait_held(shop: Database) -> None:
+    wait_until(lambda: bool(shop.execute(LOCKS, [True])), 10, what="the run to hold its lock")
+
+
+def end_lock(shop: Database) -> None:
+    wait_held(shop)
+    shop.execute(f"select pg_terminate_backend(pid, 10000) from ({LOCKS}) holders", [True])
+
+
+@contextmanager
+def taking_over(shop: Database, mirror: MirrorDestination) -> Iterator[Running]:
+    """Another run that waits for the lock when the first one's session is ended."""
+    pipeline = Pipeline(config(shop), store_of(shop), mirror)
+    starting = threading.Thread(target=pipeline.start)
+    starting.start()
+    try:
+        wait_until(lambda: bool(shop.execute(LOCKS, [False])), 10, what="the other run to wait for the lock")
+        end_lock(shop)
+        starting.join(60)
+        yield Running(shop, pipeline, mirror)
+    finally:
+        pipeline.shutdown()
+        starting.join(60)
+        with suppress(HeadwaterError):
+            pipeline.wait(30)
+
+
+@pytest.mark.invariant(6)
+def test_a_run_whose_lock_another_took_ends_without_another_batch_and_the_other_ends_equal(shop: Database) -> None:
+    mirror, begun, release = MirrorDestination(), threading.Event(), threading.Event()
+    store = store_of(shop)
+
+    def block(batch: EventBatch) -> None:
+        begun.set()
+        assert release.wait(60)
+
+    with running(shop, mirror, store) as first:
+        first.wait_states("ready", 2)
+        first.wait_caught_up()
+        mirror.before_events = block
+        shop.execute("update orders set counter = 2 where id <= 10")
+        assert begun.wait(30)
+        # Behind the batch under way: an orderly stop would write it.
+        shop.execute("update items set counter = 2; insert into items values (1, 1)")
+        received = int(shop.value("select pg_current_wal_flush_lsn() - '0/0'::pg_lsn"))
+        assert first.pipeline.progress.wait_for(lambda now: now.received >= received, 30)
+        with taking_over(shop, twin(mirror)) as second:
+            recorded = store.get_replication_progress(APPLY)
+            release.set()
+            with pytest.raises(PipelineLocked):
+                first.pipeline.wait(60)
+            assert len(mirror.batches) == 1, "the run that lost the lock wrote another batch"
+            assert store._cache.get_replication_progress(APPLY) == recorded
+            second.wait_states("ready", 2)
+            shop.execute("update orders set counter = 3 where id <= 20")
+            second.wait_caught_up()
+            second.assert_equal("orders", "items")
+            second.stop()
+
+
+@pytest.mark.invariant(6)
+def test_a_copy_of_a_run_that_lost_its_lock_leaves_the_slots_of_the_other_run_alone(shop: Database) -> None:
+    mirror, begun, release = MirrorDestination(), threading.Event(), threading.Event()
+
+    def block(rows: TableRows) -> None:
+        begun.set()
+        assert release.wait(60)
+
+    mirror.before_copy = block
+    with running(shop, mirror, store_of(shop)) as first:
+        assert begun.wait(30)
+        held, let_go = threading.Event(), threading.Event()
+        other = twin(mirror)
+
+        def hold(rows: TableRows) -> None:
+            held.set()
+            assert let_go.wait(60)
+
+        other.before_copy = hold
+        with taking_over(shop, other) as second:
+            assert held.wait(30)
+            names = "select slot_name from pg_replication_slots where database = current_database() order by 1"
+            slots = shop.execute(names)
+            release.set()
+            with pytest.raises(PipelineLocked):
+                first.pipeline.wait(60)
+            assert shop.execute(names) == slots
+            let_go.set()
+            second.wait_states("ready", 2)
+            second.wait_caught_up()
+            second.assert_equal("orders", "items")
+            second.stop()
+
+
+@pytest.mark.invariant(6)
+def test_a_run_that_takes_its_lock_again_goes_on_unless_another_run_began_meanwhile(shop: Database) -> None:
+    with running(shop, store=store_of(shop)) as run:
+        run.wait_states("ready", 2)
+        end_lock(shop)
+        shop.execute("update orders set counter = 2")
+        run.wait_caught_up()
+        run.assert_equal("orders", "items")
+        wait_held(shop)
+        # Another run had the lock and ended: seen in the store alone.
+        other = store_of(shop)
+        other.start()
+        other.begin_run("another")
+        other.close()
+        batches = len(run.mirror.batches)
+        end_lock(shop)
+        with pytest.raises(PipelineLocked, match="taken over"):
+            run.pipeline.wait(60)
+        assert len(run.mirror.batches) == batches
+
+
+@pytest.mark.invariant(6)
+def test_a_process_that_was_stopped_asks_for_its_lock_before_it_writes(
+    shop: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if the supervisor had not run for a while: what it knew of the lock does not count any more."""
+    monkeypatch.setattr(run_lock, "_FRESH_SECONDS", 0.0)
+    with running(shop, store=store_of(shop)) as run:
+        run.wait_states("ready", 2)
+        run.wait_caught_up()
+        monkeypatch.setattr(run.pipeline, "_watch", lambda: None)
+        with shop.connect(application_name="headwater_lock_1") as other:
+            query = ("select pg_advisory_lock(%s, 1)", [LOCK_CLASS])
+            waiting = threading.Thread(target=lambda: other.execute(*query))
+            waiting.start()
+            wait_until(lambda: bool(shop.execute(LOCKS, [False])), 10, what="another session to wait for the lock")
+            end_lock(shop)
+            waiting.join(30)
+            shop.execute("update orders set counter = 2")
+            with pytest.raises(PipelineLocked):
+                run.pipeline.wait(60)
+        assert not run.mirror.batches
