@@ -142,6 +142,9 @@ class CatalogRun(ABC):
 
     def barrier(self) -> None:
         """Everything that was done to the source before this call is in the mirror after it, or a table has failed."""
+        # A look reads the facts first and its position last, so one that was under way may show a position past the last
+        # statement and not its effect. Any look that ends from here on began after all statements.
+        self.see()
         position = int(self.database.value("select pg_current_wal_insert_lsn() - '0/0'::pg_lsn"))
         # On disk with certainty, and past a page's header: an idle server would stop a few bytes before the position.
         self.database.execute("select pg_logical_emit_message(true, 'barrier', '')")
@@ -156,9 +159,7 @@ class CatalogRun(ABC):
 
     def _wait_judged(self, position: int) -> None:
         progress = self.running.pipeline.progress
-        if getattr(progress.snapshot(), "judged", None) is None:
-            self.see()
-        else:
+        if getattr(progress.snapshot(), "judged", None) is not None:
             self._wait_looking(lambda: getattr(progress.snapshot(), "judged", 0) >= position)
 
     def see(self) -> None:
