@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, fields
+from dataclasses import replace
 
 import pytest
 
 from headwater.contracts.results import PendingResult, WriteEventsResult
 from headwater.errors import ChangeRefused
-from headwater.events import OLD_FULL, UNCHANGED, EventBatch
+from headwater.events import OLD_FULL, EventBatch
 from headwater.lsn import EndLsn
-from headwater.schema.table import ReplicaIdentity, ReplicatedTableSchema, TableSchema
+from headwater.schema.leaves import LeafIdentity
+from headwater.schema.table import ReplicaIdentity, ReplicatedTableSchema
 from tests.integration.lake_table import ID_V, NOBODY, Lake, delete, insert, run, table_schema, truncate, update
 
 # PySpark leaves the sockets it collects over to the garbage collector.
@@ -22,17 +23,9 @@ pytestmark = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class LeafKeys(TableSchema):
-    """Of a partitioned table whose leaves have keys of their own."""
-
-    strict_inserts: bool = True
-    old_is_full: bool = False
-
-
 def of_leaves(schema: ReplicatedTableSchema) -> ReplicatedTableSchema:
-    plain = schema.table_schema
-    return ReplicatedTableSchema(LeafKeys(**{field.name: getattr(plain, field.name) for field in fields(TableSchema)}))
+    """As the schema of a partitioned table whose leaves have keys of their own, without the partition key."""
+    return ReplicatedTableSchema(replace(schema.table_schema, leaves=LeafIdentity(schema.key, strict_inserts=True)))
 
 
 @pytest.mark.invariant(18)
@@ -74,12 +67,3 @@ def test_where_only_leaves_keep_a_key_unique_an_insert_of_a_key_that_exists_is_a
     with pytest.raises(ChangeRefused, match="cannot be applied"):
         lake.write(run(schema, 300, insert(2, "another"), insert(4, "d"), delete(9, None)))
     assert lake.rows(schema) == [(1, "again"), (2, "B"), (3, "c")]
-
-
-@pytest.mark.invariant(12)
-@pytest.mark.invariant(13)
-def test_an_old_row_that_holds_only_its_leafs_key_is_not_taken_for_the_whole_row(lake: Lake) -> None:
-    schema = of_leaves(table_schema(*ID_V, replica_identity=ReplicaIdentity.FULL))
-    lake.copy(schema, [(1, "large"), (2, "b")])
-    lake.write(run(schema, 200, update(10, UNCHANGED, old=(1, None), kind=OLD_FULL)))
-    assert lake.rows(schema) == [(10, "large"), (2, "b")]

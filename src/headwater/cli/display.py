@@ -7,6 +7,7 @@ or ends the run, and is told there once.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -71,6 +72,7 @@ class PlainDisplay:
         self._thread = threading.Thread(target=self._watch, name="headwater-display", daemon=True)
         self._states: dict[int, tuple[str, str]] = {}
         self._summary = ""
+        self._missed: list[str] = []
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -98,6 +100,12 @@ class PlainDisplay:
         for gone in self._states.keys() - states.keys():
             self._line(f"{self._states[gone][0]}: no longer in the publication")
         self._states = states
+        if with_summary:
+            missed = _missed(snapshot.tables)
+            for text in missed:
+                if text not in self._missed:
+                    self._line(text)
+            self._missed = missed
         line = summary(snapshot)
         if with_summary and snapshot.changes and line != self._summary:
             self._summary = line
@@ -113,6 +121,14 @@ def _copied(table: TableProgress) -> str:
         return ""
     rate = f", {table.copied_rows / table.copy_seconds:,.0f} rows/s" if table.copy_seconds > 0 else ""
     return f" ({table.copied_rows:,} rows{rate})"
+
+
+def _missed(tables: Iterable[TableProgress]) -> list[str]:
+    return [
+        f"{table.name}: {table.missed_changes:,} updates and deletes found no row in the lake"
+        for table in tables
+        if table.missed_changes
+    ]
 
 
 class LiveDisplay:
@@ -153,6 +169,7 @@ def render(snapshot: ProgressSnapshot) -> RenderableType:
     if len(shown) < len(snapshot.tables):
         lines.append(Text(f"and {len(snapshot.tables) - len(shown)} more tables", style="dim"))
     lines.append(Text(summary(snapshot), style="bold"))
+    lines += [Text(line, style="yellow") for line in _missed(shown)]
     if any(table.state.startswith("errored") for table in snapshot.tables):
         lines.append(Text("`headwater tables` says why a table stopped, and how to go on", style="red"))
     return Group(*lines)

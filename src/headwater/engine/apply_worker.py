@@ -223,7 +223,10 @@ class ApplyWorker:
         batch, changed = EventBatch.of(changes), self._ownership.take_changed()
         # Recorded before the batch is: once progress is past the change of schema, nothing else would bring the table back.
         for table in changed & self._run_.board.in_phase(Phase.READY, Phase.SYNC_DONE).keys():
-            log.warning("table %s: its schema changed, copying it again", self._run_.board.name(table))
+            log.warning(
+                "table %s is copied again: its columns, name or identity changed in the stream",
+                self._run_.board.name(table),
+            )
             self._move_all({table: INIT})
         # What came before the change is in the new copy as well; writing it now would meet that copy's own writes.
         return batch.without(changed)
@@ -248,6 +251,8 @@ class ApplyWorker:
             if time.monotonic() >= write.again_at:
                 self._hand_to_destination(write.batch)
             return
+        for table, count in write.pending.missed.items():
+            self._run_.progress.missed(table, count)
         try:
             write.pending.raise_if_failed()
             raise_if_not_the_tables_own(write.batch, write.pending.table_errors)

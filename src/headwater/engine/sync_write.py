@@ -76,7 +76,11 @@ class SyncWrite:
         pending = call(self._name, WriteEventsResult(), lambda result: write(batch, result), run.deadline_seconds)
         for table in self._of(batch):
             table.pending = pending
-        pending.wait(run.stop)
+        try:
+            pending.wait(run.stop)
+        finally:
+            for table_id, count in pending.missed.items():
+                run.progress.missed(table_id, count)
         raise_if_not_the_tables_own(batch, pending.table_errors)
         for table in self._of(batch):
             if table.id in pending.table_errors:

@@ -30,6 +30,8 @@ class TableProgress:
     estimated_bytes: int = 0
     copied_rows: int = 0
     copy_seconds: float = 0.0
+    missed_changes: int = 0
+    """Updates and deletes that found no row in the destination: a mirror that is exact has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +159,14 @@ class Progress:
             reasons = "; ".join(dict.fromkeys(self._waits.values()))
             if reasons != (self._now.waiting or ""):
                 self._now = replace(self._now, waiting=reasons or None)
+                self._changed.notify_all()
+
+    def missed(self, table_id: int, count: int) -> None:
+        """So many updates and deletes of a table found no row."""
+        with self._changed:
+            base = self._tables.get(table_id)
+            if base is not None:
+                self._tables[table_id] = replace(base, missed_changes=base.missed_changes + count)
                 self._changed.notify_all()
 
     def judged(self, position: int) -> None:

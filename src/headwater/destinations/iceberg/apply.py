@@ -229,7 +229,7 @@ class TableApply:
         if key:
             target = Target(table, start)
             net = self._net(session, target, run, later)
-            if getattr(run.schema.table_schema, "strict_inserts", False):
+            if run.schema.table_schema.strict_inserts:
                 self._refuse_met_inserts(session, target, run, net)
             done = self.writer.merge(session, table, start, key, net, properties)
             return done.snapshot_id, _missed(net.expected, net.upserts.num_rows, done)

@@ -6,15 +6,13 @@ table without an identity cannot have. Pure; no value of a row is shown.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.errors import ChangeRefused
-from headwater.events import DELETE, INSERT, NO_OLD, OLD_FULL, OLD_KEY, UPDATE, ChangeRun
+from headwater.events import DELETE, INSERT, NO_OLD, OLD_FULL, UPDATE, ChangeRun
 from headwater.schema.table import TableName
 
 MERGE_TAKES = (INSERT, UPDATE, DELETE)
@@ -24,11 +22,8 @@ Flags = npt.NDArray[np.bool_]
 
 
 def checked(run: ChangeRun) -> ChangeRun:
-    """The run as it may be written, its old tuples called what they are; ChangeRefused if it cannot be."""
+    """The run, if it may be written; ChangeRefused if not."""
     schema = run.schema
-    if not getattr(schema.table_schema, "old_is_full", True) and (run.old_kind == OLD_FULL).any():
-        # Under a published root the server calls an old tuple full that has only the key of its leaf.
-        run = replace(run, old_kind=np.where(run.old_kind == OLD_FULL, OLD_KEY, run.old_kind).astype(np.uint8))
     name = schema.name
     if schema.key:
         _takes(run, MERGE_TAKES, name)
