@@ -63,8 +63,8 @@ class Destination(ABC):
         """Which of these tables the destination does not have as the store recorded them, and what it found instead.
 
         Called after `start`, before any write, for tables that are not to be copied anyway; may block. Gone, without a
-        position, of another copy, behind what was recorded, or another owner's: the table is copied again, or errs by its
-        error's `retry`. The default, none, leaves it to the first write to find out. Usual mistake: to name every table
+        position, of another copy, behind what was recorded, or another owner's: the table errs at once, by its error's
+        `retry`. The default, none, leaves it to the first write to find out. Usual mistake: to name every table
         while the destination is unreachable; raise DestinationUnavailable then.
         """
         return {}

@@ -116,11 +116,10 @@ class IcebergDestination(Destination):
 
     def _look_at(self, table_ids: Sequence[TableId]) -> dict[TableId, LakeLook]:
         """What the lake has of these tables. Both questions come one after the other, before any write: one load answers them."""
-        wanted = frozenset(table_ids)
         with self._count_lock:
             known, self._looks = self._looks, {}
-        if known.keys() == wanted:
-            return known
+        if known and known.keys() >= set(table_ids):
+            return {table: known[table] for table in table_ids}
         try:
             found = dict(zip(table_ids, self._tables.map(self._look_at_table, table_ids), strict=True))
         except Exception as error:
