@@ -220,6 +220,11 @@ class ChangeRefused(DestinationError):
     """A change that cannot be applied to its table as it is. Always that table's own; a new copy of it is exact again."""
 
 
+class ValueGone(ChangeRefused):
+    """An unchanged value that was not sent, and whose row is in neither target nor source now: what the stream says next may
+    tell where it went."""
+
+
 class LakeTableError(DestinationError):
     """Writes to one lake table fail while the lake and its other tables work. Always that table's own."""
 

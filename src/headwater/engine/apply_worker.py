@@ -31,6 +31,7 @@ from headwater.errors import (
     Retry,
     ServerError,
     ShutdownRequested,
+    ValueGone,
     ValueOutOfRange,
     meaning,
     passes,
@@ -38,6 +39,8 @@ from headwater.errors import (
 from headwater.events import EventBatch
 from headwater.lsn import ZERO, EndLsn
 from headwater.schema.table import TableId
+from headwater.source.fingerprint import insert_position
+from headwater.source.session import connect
 from headwater.states import INIT, READY, Actor, Phase, TableState, catchup
 
 log = logging.getLogger(__name__)
@@ -45,6 +48,7 @@ log = logging.getLogger(__name__)
 _LOOK_SECONDS = 0.25
 _EPOCH_2000_SECONDS = 946_684_800
 _INTERNAL = "XX"
+_READ_ON_TIMES = 3
 _INTERNAL_ERRORS = 5
 
 
@@ -57,6 +61,10 @@ class _Write:
     started: float
     again_at: float | None = None
     """When the next attempt is made, after one that failed."""
+    reads_on_until: EndLsn | None = None
+    """A row that it refers to is gone from the source: what is committed until there may tell where it went."""
+    read_on: int = 0
+    """How often that was done for it."""
 
 
 class ApplyWorker:
@@ -231,7 +239,7 @@ class ApplyWorker:
         # What came before the change is in the new copy as well; writing it now would meet that copy's own writes.
         return batch.without(changed)
 
-    def _hand_to_destination(self, batch: EventBatch) -> None:
+    def _hand_to_destination(self, batch: EventBatch, read_on: int = 0) -> None:
         self._run_.require_lock()
         destination = self._run_.destination
         pending = call(
@@ -240,12 +248,15 @@ class ApplyWorker:
             lambda result: destination.write_events(batch, result),
             self._run_.deadline_seconds,
         )
-        self._write = _Write(batch, pending, time.monotonic())
+        self._write = _Write(batch, pending, time.monotonic(), read_on=read_on)
         pending.on_done(self._bell.ring)
 
     def _finish_write(self) -> None:
         write = self._write
         if write is None or not write.pending.done:
+            return
+        if write.reads_on_until is not None:
+            self._join_what_followed(write)
             return
         if write.again_at is not None:
             if time.monotonic() >= write.again_at:
@@ -259,6 +270,8 @@ class ApplyWorker:
         except HeadwaterError as error:
             self._retry_write(write, error)
             return
+        if self._reads_on(write):
+            return
         self._write = None
         self._write_attempts.succeeded()
         # Before progress is: once that is past the table's changes, nothing else would bring it back.
@@ -270,6 +283,41 @@ class ApplyWorker:
         newest = float(write.batch.transactions.commit_time_us[-1]) / 1e6 + _EPOCH_2000_SECONDS
         seconds = time.monotonic() - write.started
         self._run_.progress.batch_applied(write.batch.change_count, len(write.batch.tables), seconds, newest)
+
+    def _reads_on(self, write: _Write) -> bool:
+        """Whether a table's missing value may be told by what follows: the row was deleted, or has another key (invariant 12).
+
+        Nothing of the batch is recorded meanwhile. What is durable of it is recognised when it comes again with what follows.
+        """
+        gone = any(isinstance(error, ValueGone) for error in write.pending.table_errors.values())
+        if not gone or write.read_on >= _READ_ON_TIMES or write.batch.size_bytes > self._run_.config.batch.max_bytes:
+            return False
+        try:
+            with connect(self._run_.settings) as connection:
+                write.reads_on_until = insert_position(connection)
+        except HeadwaterError as error:
+            log.info("the stream is not read on: %s", error.message)
+            return False
+        log.info("reading on to %s: an unchanged value is not in the source any more", write.reads_on_until)
+        return True
+
+    def _join_what_followed(self, write: _Write) -> None:
+        assert write.reads_on_until is not None
+        assert self._stream is not None
+        batch = self._run_.config.batch
+        if self._decoder.whole_until < write.reads_on_until and self._decoder.buffered_bytes < batch.max_bytes:
+            if time.monotonic() - self._asked_at > _LOOK_SECONDS:
+                self._asked_at = time.monotonic()
+                self._stream.request_reply()
+            return
+        board = self._run_.board
+        with board.deciding:
+            followed = self._cut()
+            joined = write.batch if followed is None else write.batch.then(followed)
+            joined = joined.without(joined.tables.keys() - board.in_phase(Phase.READY, Phase.SYNC_DONE).keys())
+            board.writing(joined.tables)
+        # Without anything that followed, the next answer is the last one.
+        self._hand_to_destination(joined, read_on=write.read_on + 1 if followed is not None else _READ_ON_TIMES)
 
     def _retry_write(self, write: _Write, error: HeadwaterError) -> None:
         """Reading goes on meanwhile as far as there is room, so that the lag is known."""
@@ -398,6 +446,11 @@ class ApplyWorker:
 
     def _await_write(self) -> None:
         while self._write is not None:
+            if self._write.reads_on_until is not None:
+                # Nothing more is read: it comes again with the next connection, and what follows it as well.
+                self._write = None
+                self._run_.board.writing(())
+                return
             if self._write.again_at is not None:
                 self._run_.raise_if_stopped()
             self._bell.wait(_LOOK_SECONDS)
