@@ -252,7 +252,13 @@ class TableApply:
         schema, spark = step.schema, commit.session.spark
         before = self.store.get_table_schema(schema.id, commit.metadata.snapshot_id)
         renamed = renamed_columns(None if before is None else renamed_schema(before), schema.table_schema)
-        evolve(spark, commit.table, lake_arrow_schema(schema), renamed, rows_are_replaced=rows_are_replaced)
+        wanted = lake_arrow_schema(schema)
+        if schema.table_schema.snapshot_id == commit.metadata.snapshot_id and not rows_are_replaced:
+            # The copy made it with all its columns: put back, one that another program dropped would be NULL in every old row.
+            gone = [name for name in wanted.names if name not in commit.table.columns()]
+            if gone:
+                raise refused(schema.name, f"the lake table has no column {', '.join(gone)} any more")
+        evolve(spark, commit.table, wanted, renamed, rows_are_replaced=rows_are_replaced)
 
 
 def _missed(expected: int, put: int, done: Published) -> int:
