@@ -7,12 +7,13 @@ and one for the apply worker. For one table there is never more than one call at
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from headwater.contracts.results import DropTableForCopyResult, WriteEventsResult, WriteTableRowsResult
+from headwater.errors import HeadwaterError
 from headwater.events import EventBatch, TableRows
 from headwater.lsn import EndLsn
 from headwater.schema.table import ReplicatedTableSchema, TableId
@@ -57,6 +58,16 @@ class Destination(ABC):
         backup, when the store went back with the source. The default, None, leaves that to what the store recorded.
         """
         return None
+
+    def missing_tables(self, table_ids: Sequence[TableId]) -> Mapping[TableId, HeadwaterError]:
+        """Which of these tables the destination does not have as the store recorded them, and what it found instead.
+
+        Called after `start`, before any write, for tables that are not to be copied anyway; may block. Gone, without a
+        position, of another copy, behind what was recorded, or another owner's: the table is copied again, or errs by its
+        error's `retry`. The default, none, leaves it to the first write to find out. Usual mistake: to name every table
+        while the destination is unreachable; raise DestinationUnavailable then.
+        """
+        return {}
 
     @abstractmethod
     def drop_table_for_copy(

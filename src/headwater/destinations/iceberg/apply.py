@@ -29,7 +29,7 @@ from headwater.destinations.iceberg.watermark import (
     steps_after,
 )
 from headwater.destinations.iceberg.writer import TableWriter
-from headwater.errors import DestinationError, HeadwaterError, LakeCommitUnknown, WatermarkError
+from headwater.errors import DestinationError, DestinationUnavailable, HeadwaterError, LakeCommitUnknown, WatermarkError
 from headwater.events import ChangeRun, Step, TruncateStep
 from headwater.schema.table import TableId
 from headwater.spark.frames import FrameSpool
@@ -102,15 +102,16 @@ class TableApply:
                 outcome = outcome_of(error)
                 if outcome is Outcome.UNKNOWN:
                     session.end_attempt()
-                _log.warning(
-                    "lake commit to %s %s, looking at its watermark: %s", name, outcome, translate(error).detail
-                )
+                _log.info("lake commit to %s %s, looking at its watermark: %s", name, outcome, translate(error).detail)
         if last_error is None:
             # The last of the attempts went well; only its watermark has not been looked at yet.
             table = self._look(session, metadata.destination_table_id, name, table, None)
             mark = check_lineage(name, self.known.of(table_id, table), metadata.watermark)
             if not steps_after(steps, mark):
                 return _recorded(metadata, steps[-1], mark)
+        unreachable = translate(last_error) if last_error is not None else None
+        if isinstance(unreachable, DestinationUnavailable):
+            raise unreachable from last_error
         raise DestinationError(
             f"changes could not be committed to lake table {name}",
             detail=translate(last_error).detail if last_error is not None else "the commits left no watermark",

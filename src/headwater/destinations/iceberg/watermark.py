@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headwater.contracts.stores import Watermark
-from headwater.errors import ProtocolError, WatermarkError
+from headwater.errors import CopyGone, ProtocolError, WatermarkError
 from headwater.events import ChangeRun, Step, TruncateStep
 from headwater.lsn import CommitLsn
 
@@ -75,13 +75,13 @@ def check_lineage(table: str, found: Watermark | None, recorded: Watermark | Non
             hint=_hint(table),
         )
     if found is None:
-        raise WatermarkError(
+        raise CopyGone(
             f"lake table {table} shows no watermark",
             detail=f"the store recorded {_text(recorded)}",
             hint=_hint(table),
         )
     if _lineage(found) != _lineage(recorded):
-        raise WatermarkError(
+        raise CopyGone(
             f"lake table {table} belongs to another copy than the recorded one",
             detail=f"the lake shows {_text(found)}; the store recorded {_text(recorded)}",
             hint=_hint(table),

@@ -1,0 +1,36 @@
+"""What the destination has of each table when a run begins, held against what is on record.
+
+Without it a table whose lake table is gone stays Ready until a change comes, and its old rows never come back.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from headwater.engine.retry import retrying, waits
+from headwater.engine.run import Run
+from headwater.errors import CopyGone
+from headwater.states import INIT, Actor, Phase
+
+log = logging.getLogger(__name__)
+
+
+def look_at_destination(run: Run) -> None:
+    """Copy again what is gone or of another copy; what holds less than was recorded, or another owner's rows, errs."""
+    tables = list(run.board.in_phase(Phase.READY, Phase.SYNC_DONE))
+    found = retrying(
+        "looking at the destination's tables",
+        lambda: run.destination.missing_tables(tables),
+        progress=run.progress,
+        pause=run.pause,
+        again=waits,
+    )
+    for table, error in found.items():
+        name = run.board.name(table)
+        if isinstance(error, CopyGone):
+            log.warning("table %s is copied again: %s", name, error.summary)
+            run.board.move(table, INIT, Actor.APPLY)
+        else:
+            log.error("table %s: %s", name, error)
+            run.progress.error(f"{name}: {error}")
+            run.board.fail(table, error.for_table(table), run.config, Actor.APPLY)
