@@ -289,3 +289,18 @@ def meaning(error: HeadwaterError) -> Meaning:
 def passes(error: HeadwaterError) -> bool:
     """Whether the same attempt, made again later, may succeed."""
     return meaning(error) is Meaning.WAIT or error.retry is Retry.TIMED
+
+
+def error_to_json(error: HeadwaterError) -> dict[str, Any]:
+    """All of an error but its cause and traceback. One of a class from elsewhere becomes the nearest that stands here."""
+    names = (cls.__name__ for cls in type(error).__mro__ if globals().get(cls.__name__) is cls)
+    return {**error.__dict__, "class": next(names)}
+
+
+def error_from_json(value: dict[str, Any]) -> HeadwaterError:
+    """KeyError or ValueError for what `error_to_json` did not make."""
+    attributes = dict(value)
+    cls = globals()[attributes.pop("class")]
+    if not (isinstance(cls, type) and issubclass(cls, HeadwaterError)):
+        raise ValueError(f"{cls} is no error of ours")
+    return _rebuild(cls, {**attributes, "retry": Retry(attributes["retry"])})

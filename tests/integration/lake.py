@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -26,9 +27,10 @@ EXTENSIONS = "spark.sql.extensions"
 class LakeRunning(Watched):
     """A pipeline into Iceberg tables, compared by an engine that did not write them."""
 
-    def __init__(self, database: Database, pipeline: Pipeline, warehouse: Path) -> None:
+    def __init__(self, database: Database, pipeline: Pipeline, warehouse: Path, session: SparkSession) -> None:
         super().__init__(database, pipeline)
         self.warehouse = warehouse
+        self.session = session
 
     def wait_ready(self, count: int) -> None:
         self.wait_states("ready", count, 120)
@@ -55,9 +57,10 @@ def lake_running(
     directory: Path,
     store: PipelineStore | None = None,
     destination: type[IcebergDestination] = IcebergDestination,
+    catalog_properties: Mapping[str, str] = MappingProxyType({}),
     **settings: Any,
 ) -> Iterator[LakeRunning]:
-    lake = IcebergSettings(str(directory / "lake"))
+    lake = IcebergSettings(str(directory / "lake"), catalog_properties=catalog_properties)
     lake.prepare()
     # A session has catalogs of its own, so every test may have its own lake under the same name.
     session = spark.newSession()
@@ -67,4 +70,4 @@ def lake_running(
     store = store if store is not None else MemoryStore()
     pipeline = Pipeline(config(database, **settings), store, destination(session, store, lake), spark=session)
     with started(pipeline):
-        yield LakeRunning(database, pipeline, directory / "lake")
+        yield LakeRunning(database, pipeline, directory / "lake", session)

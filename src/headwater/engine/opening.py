@@ -31,7 +31,7 @@ from headwater.source.slots import (
     sync_slots,
 )
 from headwater.source.timeline import ServerHistory, server_history
-from headwater.states import AFTER_CRASH, INIT, Actor, Phase, carried
+from headwater.states import AFTER_CRASH, INIT, Phase, carried
 from headwater.wire.connection import WireConnection
 
 log = logging.getLogger(__name__)
@@ -129,18 +129,6 @@ def settle_states(run: Run, connection: Connection, tables: Sequence[PublishedTa
             state = carried(state, replace(INIT, copied=state.copied))
             run.store.update_table_state(table.id, state)
         run.board.load(table.id, table.name, state, fingerprint)
-
-
-def settle_destination(run: Run) -> None:
-    """Tables whose copies the destination does not have as they are on record stop here, and not at their next change.
-
-    By their errors' own policies: a destination that lost something, or was set back, is for a person to judge (invariant 5).
-    """
-    going_on = [table for table, state in run.board.all().items() if state.phase in _GOES_ON]
-    for table, error in run.destination.missing_tables(going_on).items():
-        log.error("table %s: %s", run.board.name(table), error)
-        run.progress.error(f"{run.board.name(table)}: {error}")
-        run.board.fail(table, error.for_table(table), run.config, Actor.APPLY)
 
 
 def _why_not(recorded: Fingerprint | None, now: Fingerprint) -> str:

@@ -20,8 +20,9 @@ from headwater.contracts.stores import PipelineStore
 from headwater.engine.apply_worker import ApplyWorker
 from headwater.engine.board import Board
 from headwater.engine.heartbeat import Heartbeat
+from headwater.engine.lake_look import look_at_destination
 from headwater.engine.memory import MemoryMonitor, spool, stream_budget
-from headwater.engine.opening import open_slot, settle_destination, settle_states
+from headwater.engine.opening import open_slot, settle_states
 from headwater.engine.retry import retrying, waits
 from headwater.engine.run import Run
 from headwater.engine.run_lock import VERIFY_SECONDS, RunLock
@@ -165,7 +166,7 @@ class Pipeline:
             self._start_destination(run)
             start = open_slot(run, connection)
             settle_states(run, connection, tables, look)
-            settle_destination(run)
+        look_at_destination(run)
         pool = TableSyncPool(run, tables, self._fail)
         return _Parts(ApplyWorker(run, start), pool, Watch(run, pool, looks, look), Heartbeat(run))
 

@@ -25,6 +25,7 @@ from headwater.source.copy_origin import CopyOrigin
 from headwater.source.copy_plan import CopyPlan, CopyRange
 from headwater.source.exported_snapshot import ExportedSnapshot
 from headwater.spark.map_in_arrow import ArrowFunction, map_in_arrow
+from headwater.spark.task_errors import telling
 from headwater.spark.types import spark_columns, spark_schema
 from headwater.wire.settings import ConnectSettings
 from headwater.wire.tls import with_contents
@@ -50,7 +51,7 @@ def copy_dataframe(
     if not tasks:  # a partitioned table without a leaf
         return spark.createDataFrame([], spark_schema(schema))
     origin = _portable(CopyOrigin(settings, snapshot_name, plan.server_started_at, schema.columns))
-    read = _task_reader(origin, tasks, rows_read)
+    read = telling(_task_reader(origin, tasks, rows_read))
     return map_in_arrow(spark.range(0, len(tasks), 1, numPartitions=len(tasks)), read, spark_schema(schema))
 
 

@@ -18,7 +18,6 @@ from pyspark import SparkConf, SparkContext
 from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import SparkSession
 
-from headwater import errors
 from headwater.errors import (
     ConnectError,
     ConnectionLost,
@@ -27,8 +26,10 @@ from headwater.errors import (
     HeadwaterError,
     SparkLost,
 )
+from headwater.spark.causes import is_unreachable, java_causes, root_cause
 from headwater.spark.jars import jar_settings
 from headwater.spark.java import java_home
+from headwater.spark.task_errors import found_in
 
 _MAX_DETAIL = 600
 
@@ -136,31 +137,25 @@ def translate(error: BaseException) -> HeadwaterError:
             hint="Look for an out-of-memory kill in the system's log, raise spark.driver_memory, and start the pipeline again.",
         )
     said = _what_was_said(error)
-    ours = _error_of_a_task(said)
+    ours = found_in(str(error))
     if isinstance(ours, (ConnectError, ConnectionLost)):
         return ConnectionLost(
-            "the source went away while Spark was reading it",
-            detail=ours.detail or ours.message,
+            "the source became unreachable while Spark was reading it",
+            detail=ours.summary if ours.detail else ours.message,
             hint="Nothing is to be done: the copy starts again when the source is back.",
         )
     if ours is not None:
         return ours
-    if _LAKE_AWAY.search(said):
+    causes = java_causes(error)
+    detail = root_cause(causes)[:_MAX_DETAIL] if causes else _detail(error)
+    if is_unreachable(causes):
         return DestinationUnavailable(
-            "the lake or its catalog is out of reach",
-            detail=_detail(error),
+            "the lake or its catalog is unreachable",
+            detail=detail,
             hint="Check the warehouse and the catalog; it is tried again until they answer.",
         )
     advice = next((advice for mark, advice in _ADVICE if mark.search(said)), _NO_ADVICE)
-    return DestinationError("Spark failed", detail=_detail(error), hint=f"It is tried again; if this goes on: {advice}")
-
-
-# An error of ours that a task met comes back as the text of a Python traceback, which ends with it.
-_OURS = re.compile(r"^headwater\.errors\.(?P<name>\w+): (?P<text>(?:.+\n?)+)", re.MULTILINE)
-_LAKE_AWAY = re.compile(
-    r"java\.net\.|UnknownHostException|java\.io\.IOException|TimeoutException|ServiceUnavailable|ServiceFailureException"
-    r"|SdkClientException|UncheckedSQLException|SQLTransient|SQLNonTransientConnection|SQLITE_(BUSY|CANTOPEN|IOERR|FULL)"
-)
+    return DestinationError("Spark failed", detail=detail, hint=f"It is tried again; if this goes on: {advice}")
 
 
 _ADVICE = (
@@ -170,22 +165,13 @@ _ADVICE = (
         "give this process the right to read and write the warehouse and its catalog.",
     ),
     (
-        re.compile(r"ClassNotFoundException|NoClassDefFoundError|NoSuchMethodError|Failed to find data source"),
+        re.compile(
+            r"ClassNotFoundException|No suitable driver|NoClassDefFoundError|NoSuchMethodError|Failed to find data source"
+        ),
         "a jar is missing or of another version; take your own ones out of spark.conf, then set up again: make setup",
     ),
 )
 _NO_ADVICE = 'set "spark.log.level" = "WARN" under [spark.conf] to see more of what Spark says, and start again.'
-
-
-def _error_of_a_task(said: str) -> HeadwaterError | None:
-    """What a task of ours raised on an executor, in its three parts; the last, where one led to another."""
-    *_, found = [None, *_OURS.finditer(said)]
-    kind = getattr(errors, found["name"], None) if found is not None else None
-    if found is None or not isinstance(kind, type) or not issubclass(kind, HeadwaterError):
-        return None
-    said, _, hint = found["text"].partition("\nhint: ")
-    message, _, detail = said.partition("\ndetail: ")
-    return kind(message.strip(), detail=detail.strip(), hint=hint.strip())
 
 
 def _what_was_said(error: BaseException) -> str:

@@ -6,24 +6,24 @@ is written. What a table is made of then travels in its write's own task.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import BinaryType, LongType, StructField, StructType
+from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
 from headwater.errors import HeadwaterError
 from headwater.schema.table import ReplicatedTableSchema, TableId
 from headwater.source.copy_plan import SmallTable
 from headwater.spark.map_in_arrow import ArrowFunction, map_in_arrow
+from headwater.spark.task_errors import from_text, telling, to_text
 from headwater.spark.types import spark_schema
 
 _ANSWER = StructType(
-    [StructField("table", LongType()), StructField("rows", BinaryType()), StructField("error", BinaryType())]
+    [StructField("table", LongType()), StructField("rows", BinaryType()), StructField("error", StringType())]
 )
-_ARROW_ANSWER = pa.schema([("table", pa.int64()), ("rows", pa.binary()), ("error", pa.binary())])
+_ARROW_ANSWER = pa.schema([("table", pa.int64()), ("rows", pa.binary()), ("error", pa.string())])
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +63,9 @@ def read_in_one_job(
     read = _reader(tasks, budget_bytes // len(tasks))
     numbers = spark.range(0, len(tasks), 1, numPartitions=len(tasks))
     outcomes: dict[TableId, Outcome] = {}
-    for id, rows, error in map_in_arrow(numbers, read, _ANSWER).collect():
+    for id, rows, error in map_in_arrow(numbers, telling(read), _ANSWER).collect():
         if error is not None:
-            # Pickled by ourselves, in the task: nobody else writes into this answer.
-            outcomes[TableId(id)] = pickle.loads(error)
+            outcomes[TableId(id)] = from_text(error)
         else:
             outcomes[TableId(id)] = None if rows is None else HeldRows(bytes(rows))
     return outcomes
@@ -93,7 +92,7 @@ def _reader(tasks: Sequence[Sequence[SmallTable]], budget_bytes: int) -> ArrowFu
             for number in batch.column(0).to_pylist():
                 for read in read_small_tables(tasks[number], budget_bytes):
                     rows = read.rows.to_pybytes() if read.rows is not None else None
-                    error = pickle.dumps(read.error) if read.error is not None else None
+                    error = to_text(read.error) if read.error is not None else None
                     yield pa.RecordBatch.from_pylist(
                         [{"table": read.id, "rows": rows, "error": error}], schema=_ARROW_ANSWER
                     )

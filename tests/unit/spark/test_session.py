@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
+import pyarrow as pa
 import pytest
 from py4j.protocol import Py4JNetworkError
 
-from headwater.errors import ConnectionLost, DestinationError, Retry, SparkLost, StoreError, ValueOutOfRange
+from headwater.errors import (
+    ConnectError,
+    ConnectionLost,
+    DestinationError,
+    HeadwaterError,
+    Retry,
+    ServerError,
+    SparkLost,
+    StoreError,
+    ValueOutOfRange,
+)
 from headwater.spark.session import SparkSettings, at_launch, session_config, translate
+from headwater.spark.task_errors import TaskFailed, marked, telling
 
 
 def test_the_callers_settings_win() -> None:
@@ -59,18 +73,42 @@ org.apache.spark.api.python.PythonException: Traceback (most recent call last):
 """
 
 
+def from_a_task(error: HeadwaterError) -> RuntimeError:
+    """As the driver sees what a task raised."""
+
+    def fail(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from batches
+        raise error
+
+    with pytest.raises(TaskFailed) as raised:
+        list(telling(fail)([]))
+    return RuntimeError(FROM_A_TASK.format(error=f"headwater.spark.task_errors.TaskFailed: {raised.value}"))
+
+
 @pytest.mark.parametrize("detail", ["", "one line", "two\nlines"])
 @pytest.mark.parametrize("hint", ["", "Change it."])
 def test_an_error_of_ours_that_a_task_met_is_itself_again(detail: str, hint: str) -> None:
-    raised = ValueOutOfRange("column day of t: infinity", detail=detail, hint=hint)
-    met = translate(RuntimeError(FROM_A_TASK.format(error=f"headwater.errors.ValueOutOfRange: {raised}")))
+    raised = ValueOutOfRange("column day of t: infinity", detail=detail, hint=hint, retry=Retry.TIMED, table_id=7)
+    met = translate(from_a_task(raised))
     assert type(met) is ValueOutOfRange
-    assert str(met) == str(raised)
-    assert met.retry is Retry.MANUAL
+    assert vars(met) == vars(raised)
+    server = translate(from_a_task(ServerError("no", sqlstate="55P03")))
+    assert isinstance(server, ServerError)
+    assert server.sqlstate == "55P03"
+
+
+def test_a_text_that_looks_like_an_error_of_ours_is_not_taken_for_one() -> None:
+    """As a value of a row may be that some other error quotes."""
+    forged = marked(SparkLost("end it"), "0" * 32)
+    for text in (forged, "headwater.errors.SparkLost: end it", "headwater-error::e30=:"):
+        assert (
+            type(translate(RuntimeError(FROM_A_TASK.format(error=f"ValueError: cannot parse {text}"))))
+            is DestinationError
+        )
 
 
 def test_a_source_that_a_task_could_not_reach_is_the_worlds_trouble() -> None:
-    met = translate(RuntimeError(FROM_A_TASK.format(error="headwater.errors.ConnectError: cannot connect")))
+    met = translate(from_a_task(ConnectError("cannot connect")))
     assert type(met) is ConnectionLost
     assert met.detail == "cannot connect"
 

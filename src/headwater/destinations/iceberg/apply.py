@@ -36,7 +36,7 @@ from headwater.destinations.iceberg.watermark import (
     steps_after,
 )
 from headwater.destinations.iceberg.writer import TableWriter
-from headwater.errors import DestinationError, HeadwaterError, LakeCommitUnknown
+from headwater.errors import DestinationError, DestinationUnavailable, HeadwaterError, LakeCommitUnknown
 from headwater.events import ChangeRun, Step, TruncateStep
 from headwater.schema.table import TableId
 from headwater.spark.frames import FrameSpool
@@ -137,9 +137,10 @@ class TableApply:
                 outcome = outcome_of(error)
                 if outcome is Outcome.UNKNOWN:
                     session.end_attempt()
-                _log.warning(
-                    "lake commit to %s %s, looking at its watermark: %s", name, outcome, translated(error).detail
-                )
+                _log.info("lake commit to %s %s, looking at its watermark: %s", name, outcome, translated(error).detail)
+        unreachable = translated(last_error) if last_error is not None else None
+        if isinstance(unreachable, DestinationUnavailable):
+            raise unreachable from last_error
         raise DestinationError(
             f"changes could not be committed to lake table {name}",
             detail=translated(last_error).detail if last_error is not None else "the commits left no watermark",

@@ -1,0 +1,60 @@
+"""Errors of ours on their way from an executor to the driver: whole, and not to be mistaken for anything else.
+
+A task's exception reaches the driver as text in a traceback. So an error of ours adds a line that holds it as JSON, behind a
+key that this driver made and that only its own tasks know: a value of a row that appears in some other error's text is never
+taken for one. Nothing is unpickled, and only classes of `headwater.errors` come out.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+import secrets
+from collections.abc import Iterable, Iterator
+
+import pyarrow as pa
+
+from headwater.errors import HeadwaterError, error_from_json, error_to_json
+from headwater.spark.map_in_arrow import ArrowFunction
+
+_KEY = secrets.token_hex(16)
+
+
+class TaskFailed(Exception):
+    """What a task raises for an error of ours: its text for people, then the line for the driver."""
+
+
+def telling(function: ArrowFunction) -> ArrowFunction:
+    """The same function, for a task: errors of ours that it raises arrive whole."""
+    key = _KEY  # travels with the function
+
+    def tell(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from function(batches)
+        except HeadwaterError as error:
+            raise TaskFailed(f"{error}\n{marked(error, key)}") from None
+
+    return tell
+
+
+def marked(error: HeadwaterError, key: str = _KEY) -> str:
+    return f"headwater-error:{key}:{base64.urlsafe_b64encode(to_text(error).encode()).decode()}:"
+
+
+def found_in(text: str) -> HeadwaterError | None:
+    """The last error that a task of this driver told, if the text has one."""
+    *_, found = [None, *re.findall(rf"headwater-error:{_KEY}:([\w=-]+):", text)]
+    try:
+        return None if found is None else from_text(base64.urlsafe_b64decode(found).decode())
+    except (ValueError, KeyError, TypeError, binascii.Error):
+        return None  # cut short by whoever shortened the text
+
+
+def to_text(error: HeadwaterError) -> str:
+    return json.dumps(error_to_json(error))
+
+
+def from_text(text: str) -> HeadwaterError:
+    return error_from_json(json.loads(text))
