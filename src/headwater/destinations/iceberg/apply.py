@@ -102,7 +102,10 @@ class TableApply:
                 outcome = outcome_of(error)
                 if outcome is Outcome.UNKNOWN:
                     session.end_attempt()
-                _log.info("lake commit to %s %s, looking at its watermark: %s", name, outcome, translate(error).detail)
+                found = translate(error)
+                # An unreachable lake is told by whoever waits for it, once an attempt.
+                level = logging.INFO if isinstance(found, DestinationUnavailable) else logging.WARNING
+                _log.log(level, "lake commit to %s %s, looking at its watermark: %s", name, outcome, found.detail)
         if last_error is None:
             # The last of the attempts went well; only its watermark has not been looked at yet.
             table = self._look(session, metadata.destination_table_id, name, table, None)
