@@ -10,6 +10,7 @@ a pipeline stands here too, in one place: `meaning`.
 
 from __future__ import annotations
 
+import traceback
 from enum import StrEnum
 from typing import Any, Self, TypeVar
 
@@ -304,3 +305,18 @@ def error_from_json(value: dict[str, Any]) -> HeadwaterError:
     if not (isinstance(cls, type) and issubclass(cls, HeadwaterError)):
         raise ValueError(f"{cls} is no error of ours")
     return _rebuild(cls, {**attributes, "retry": Retry(attributes["retry"])})
+
+
+def said_by(error: BaseException) -> str:
+    """What an error that is not ours says, without values of rows (invariant 16).
+
+    Python's and Arrow's own errors about values quote them; of those only the class is told.
+    """
+    if isinstance(error, (ValueError, TypeError, ArithmeticError, LookupError)):
+        return f"{type(error).__name__}; its message is left out, since it may hold values of rows"
+    return f"{type(error).__name__}: {error}"
+
+
+def where_raised(error: BaseException) -> str:
+    """The lines of code that an error came through, for the log: a traceback would show its message, too."""
+    return "".join(traceback.format_tb(error.__traceback__)).rstrip()

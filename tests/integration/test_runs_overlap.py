@@ -8,17 +8,20 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from headwater.contracts.stores import APPLY
+from headwater.contracts.stores import APPLY, PipelineStore
 from headwater.engine import run_lock
 from headwater.engine.pipeline import Pipeline
 from headwater.errors import HeadwaterError, PipelineLocked
 from headwater.events import EventBatch, TableRows
 from headwater.source.lock import LOCK_CLASS
+from headwater.source.slots import apply_slot_name
+from headwater.store.memory import MemoryStore
 from headwater.store.postgres import PostgresStore
-from headwater.testing.compare import wait_until
+from headwater.testing.compare import confirmed_position, flush_position, wait_until
 from tests.conftest import Database
 from tests.integration.mirror import MirrorDestination, Running, config, running
 
+SLOT = apply_slot_name(1)
 LOCKS = """
     select pid from pg_locks l join pg_stat_activity a using (pid) where l.locktype = 'advisory'
       and a.application_name = 'headwater_lock_1' and a.datname = current_database() and l.granted = %s
@@ -64,9 +67,22 @@ def end_lock(shop: Database) -> None:
 
 
 @contextmanager
-def taking_over(shop: Database, mirror: MirrorDestination) -> Iterator[Running]:
+def lock_taken(shop: Database) -> Iterator[None]:
+    """By a session that does nothing else: the run loses the lock, and all else that it has stays."""
+    with shop.connect(application_name="headwater_lock_1") as other:
+        query = ("select pg_advisory_lock(%s, 1)", [LOCK_CLASS])
+        waiting = threading.Thread(target=lambda: other.execute(*query))
+        waiting.start()
+        wait_until(lambda: bool(shop.execute(LOCKS, [False])), 10, what="another session to wait for the lock")
+        end_lock(shop)
+        waiting.join(30)
+        yield
+
+
+@contextmanager
+def taking_over(shop: Database, mirror: MirrorDestination, store: PipelineStore) -> Iterator[Running]:
     """Another run that waits for the lock when the first one's session is ended."""
-    pipeline = Pipeline(config(shop), store_of(shop), mirror)
+    pipeline = Pipeline(config(shop), store, mirror)
     starting = threading.Thread(target=pipeline.start)
     starting.start()
     try:
@@ -84,13 +100,12 @@ def taking_over(shop: Database, mirror: MirrorDestination) -> Iterator[Running]:
 @pytest.mark.invariant(6)
 def test_a_run_whose_lock_another_took_ends_without_another_batch_and_the_other_ends_equal(shop: Database) -> None:
     mirror, begun, release = MirrorDestination(), threading.Event(), threading.Event()
-    store = store_of(shop)
 
     def block(batch: EventBatch) -> None:
         begun.set()
         assert release.wait(60)
 
-    with running(shop, mirror, store) as first:
+    with running(shop, mirror, store_of(shop)) as first:
         first.wait_states("ready", 2)
         first.wait_caught_up()
         mirror.before_events = block
@@ -98,15 +113,13 @@ def test_a_run_whose_lock_another_took_ends_without_another_batch_and_the_other_
         assert begun.wait(30)
         # Behind the batch under way: an orderly stop would write it.
         shop.execute("update items set counter = 2; insert into items values (1, 1)")
-        received = int(shop.value("select pg_current_wal_flush_lsn() - '0/0'::pg_lsn"))
+        received = flush_position(shop.connection)
         assert first.pipeline.progress.wait_for(lambda now: now.received >= received, 30)
-        with taking_over(shop, twin(mirror)) as second:
-            recorded = store.get_replication_progress(APPLY)
+        with taking_over(shop, twin(mirror), store_of(shop)) as second:
             release.set()
             with pytest.raises(PipelineLocked):
                 first.pipeline.wait(60)
             assert len(mirror.batches) == 1, "the run that lost the lock wrote another batch"
-            assert store._cache.get_replication_progress(APPLY) == recorded
             second.wait_states("ready", 2)
             shop.execute("update orders set counter = 3 where id <= 20")
             second.wait_caught_up()
@@ -133,7 +146,7 @@ def test_a_copy_of_a_run_that_lost_its_lock_leaves_the_slots_of_the_other_run_al
             assert let_go.wait(60)
 
         other.before_copy = hold
-        with taking_over(shop, other) as second:
+        with taking_over(shop, other, store_of(shop)) as second:
             assert held.wait(30)
             names = "select slot_name from pg_replication_slots where database = current_database() order by 1"
             slots = shop.execute(names)
@@ -179,14 +192,37 @@ def test_a_process_that_was_stopped_asks_for_its_lock_before_it_writes(
         run.wait_states("ready", 2)
         run.wait_caught_up()
         monkeypatch.setattr(run.pipeline, "_watch", lambda: None)
-        with shop.connect(application_name="headwater_lock_1") as other:
-            query = ("select pg_advisory_lock(%s, 1)", [LOCK_CLASS])
-            waiting = threading.Thread(target=lambda: other.execute(*query))
-            waiting.start()
-            wait_until(lambda: bool(shop.execute(LOCKS, [False])), 10, what="another session to wait for the lock")
-            end_lock(shop)
-            waiting.join(30)
+        with lock_taken(shop):
             shop.execute("update orders set counter = 2")
             with pytest.raises(PipelineLocked):
                 run.pipeline.wait(60)
         assert not run.mirror.batches
+
+
+@pytest.mark.invariant(6)
+def test_a_run_that_lost_its_lock_is_no_orderly_stop_and_leaves_what_it_has_read_unwritten(shop: Database) -> None:
+    """Into a store that does not know of runs: nothing but the lock keeps the run from writing."""
+    mirror, begun, release, store = MirrorDestination(), threading.Event(), threading.Event(), MemoryStore()
+
+    def block(batch: EventBatch) -> None:
+        begun.set()
+        assert release.wait(60)
+
+    with running(shop, mirror, store) as run:
+        run.wait_states("ready", 2)
+        run.wait_caught_up()
+        mirror.before_events = block
+        shop.execute("update orders set counter = 2")
+        assert begun.wait(30)
+        shop.execute("insert into items values (1, 1)")
+        end = flush_position(shop.connection)
+        assert run.pipeline.progress.wait_for(lambda now: now.received >= end, 30)
+        recorded, confirmed = store.get_replication_progress(APPLY), confirmed_position(shop.connection, SLOT)
+        with lock_taken(shop):
+            assert run.pipeline._stop.wait(30)
+            release.set()
+            with pytest.raises(PipelineLocked):
+                run.pipeline.wait(60)
+        assert len(mirror.batches) == 1
+        assert store.get_replication_progress(APPLY) == recorded
+        assert confirmed_position(shop.connection, SLOT) == confirmed

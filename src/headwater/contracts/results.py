@@ -12,7 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 
-from headwater.errors import DestinationError, HeadwaterError, Retry, ShutdownRequested
+from headwater.errors import DestinationError, HeadwaterError, Retry, ShutdownRequested, said_by
 from headwater.schema.table import TableId
 
 _LOOK_SECONDS = 0.2
@@ -102,7 +102,7 @@ class Result:
             return error
         return DestinationError(
             f"the destination failed in {self.what}",
-            detail=f"{type(error).__name__}: {error}",
+            detail=said_by(error),
             hint="Look at the destination's own log; the batch is tried again.",
         )
 

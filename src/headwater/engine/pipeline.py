@@ -30,7 +30,7 @@ from headwater.engine.source_rows import SourceRows
 from headwater.engine.stop import Stop
 from headwater.engine.tables import TableSyncPool
 from headwater.engine.watch import Watch
-from headwater.errors import HeadwaterError, Meaning, SparkLost, meaning
+from headwater.errors import HeadwaterError, Meaning, SparkLost, meaning, said_by, where_raised
 from headwater.observability.progress import Progress
 from headwater.source.fingerprint import CatalogLooks
 from headwater.source.lock import PipelineLock
@@ -322,9 +322,9 @@ class Pipeline:
 def _as_headwater(error: Exception) -> HeadwaterError:
     if isinstance(error, HeadwaterError):
         return error
-    log.error("unexpected failure", exc_info=error)
+    log.error("unexpected failure: %s\n%s", said_by(error), where_raised(error))
     return HeadwaterError(
         "the pipeline failed unexpectedly",
-        detail=f"{type(error).__name__}: {error}",
+        detail=said_by(error),
         hint="This is a defect of Headwater; report it with the log. Starting again goes on where it was.",
     )

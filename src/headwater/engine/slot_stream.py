@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from headwater.engine.bell import Bell
-from headwater.errors import HeadwaterError
+from headwater.errors import HeadwaterError, said_by, where_raised
 from headwater.lsn import EndLsn
 from headwater.schema.table import quote_identifier
 from headwater.wire.chunks import Chunk
@@ -107,11 +107,11 @@ class SlotStream:
         except HeadwaterError as error:
             self._end(error)
         except Exception as error:
-            log.exception("the replication reader failed")
+            log.error("the replication reader failed: %s\n%s", said_by(error), where_raised(error))
             self._end(
                 HeadwaterError(
                     "the replication reader failed",
-                    detail=f"{type(error).__name__}: {error}",
+                    detail=said_by(error),
                     hint="This is a defect of Headwater; report it with the log. Starting again goes on where it was.",
                 )
             )

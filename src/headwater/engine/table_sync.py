@@ -20,7 +20,7 @@ from headwater.engine.sync_copy import SyncCopy
 from headwater.engine.sync_follow import SyncFollow
 from headwater.engine.sync_slot import GaveWay, SyncSlot, make_sync_slot
 from headwater.engine.sync_tables import SyncTable, SyncTables
-from headwater.errors import HeadwaterError, Meaning, Retry, meaning
+from headwater.errors import HeadwaterError, Meaning, Retry, meaning, said_by, where_raised
 from headwater.schema.table import TableId
 from headwater.source.exported_snapshot import TablesTaken, table_lock, taken_tables
 from headwater.source.fingerprint import CatalogLooks
@@ -95,7 +95,8 @@ class TableSyncWorker:
             except HeadwaterError as error:
                 self._failed(error)
             except Exception as error:
-                log.exception("%s: the table sync worker failed", self._tables.what)
+                told = said_by(error), where_raised(error)
+                log.error("%s: the table sync worker failed: %s\n%s", self._tables.what, *told)
                 self._failed(_defect(self._tables.what, error))
         except HeadwaterError as error:
             # Never recorded: the copies start again with the next run, or the whole run ends.
@@ -210,7 +211,7 @@ class TableSyncWorker:
 def _defect(what: str, error: Exception) -> HeadwaterError:
     return HeadwaterError(
         f"table sync of {what} failed",
-        detail=f"{type(error).__name__}: {error}",
+        detail=said_by(error),
         hint="This is a defect of Headwater; report it with the log. The table is tried again.",
         retry=Retry.TIMED,
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from headwater.errors import HeadwaterError, SourceError
+from headwater.errors import HeadwaterError, SourceError, said_by
 from headwater.schema.table import TableId
 from headwater.source.copy_plan import SmallTable
 from headwater.source.copy_read import open_at_snapshot, read_range
@@ -79,6 +79,6 @@ def _explained(table: SmallTable, error: Exception) -> HeadwaterError:
         return error
     return SourceError(
         f"reading {table.ranges[0].relation if table.ranges else table.id} failed",
-        detail=f"{type(error).__name__}: {error}",
+        detail=said_by(error),
         hint="This is a defect of Headwater; report it with the log. The table is not copied.",
     )

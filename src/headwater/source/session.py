@@ -23,6 +23,7 @@ from headwater.errors import (
 )
 from headwater.source.connect_errors import connect_error, one_line
 from headwater.wire.hosts import ROLE_QUERY, ServerRole, connect_to_first
+from headwater.wire.server_errors import without_values
 from headwater.wire.settings import ConnectSettings
 from headwater.wire.tls import check_files
 
@@ -102,8 +103,9 @@ def _pin(connection: Connection) -> None:
 def translated(error: psycopg.Error, doing: str) -> HeadwaterError:
     """Our error for one of psycopg's on an open session. `doing` says what was tried, without values."""
     state = error.sqlstate or ""
-    message = error.diag.message_primary or one_line(str(error)) or type(error).__name__
-    detail = f"{message} ({error.diag.message_detail})" if error.diag.message_detail else message
+    said = error.diag.message_primary or one_line(str(error)) or type(error).__name__
+    message, more = without_values(state, said, error.diag.message_detail or "")
+    detail = f"{message} ({more})" if more else message
     if lost(error):
         return ConnectionLost(
             f"the session ended while {doing}", detail=detail, hint="The work is tried again on a new connection."

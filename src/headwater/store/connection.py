@@ -18,6 +18,7 @@ from headwater.errors import ConnectError, ConnectionLost, HeadwaterError, Sourc
 from headwater.source.session import Connection, connect, lost
 from headwater.store.queries import queries
 from headwater.store.refusal import refusal_hint
+from headwater.wire.server_errors import without_values
 from headwater.wire.settings import ConnectSettings
 
 _T = TypeVar("_T")
@@ -86,6 +87,7 @@ class StoreConnection:
             return work(connection)
         except psycopg.Error as error:
             why = error.diag.message_primary or " ".join(str(error).split()) or type(error).__name__
+            why, _ = without_values(error.sqlstate or "", why, "")
             if lost(error) or connection.closed:
                 self.close()
                 raise _SessionLost(why) from error

@@ -7,6 +7,8 @@ secrets.
 
 from __future__ import annotations
 
+import re
+
 from headwater.errors import (
     AuthenticationError,
     ConnectError,
@@ -208,10 +210,11 @@ def _lacks_right(fields: ErrorFields, settings: ConnectSettings) -> PrivilegeErr
 
 
 def _other(fields: ErrorFields) -> ServerError:
+    message, detail = without_values(fields.sqlstate, fields.message, fields.detail)
     return ServerError(
-        fields.message,
+        message,
         sqlstate=fields.sqlstate,
-        detail=f"{fields.severity} {fields.sqlstate}" + (f": {fields.detail}" if fields.detail else ""),
+        detail=f"{fields.severity} {fields.sqlstate}" + (f": {detail}" if detail else ""),
         hint=fields.hint or _hint(fields),
         retry=Retry.TIMED if fields.sqlstate[:2] in _TIMED_CLASSES else Retry.NEVER,
     )
@@ -241,5 +244,19 @@ def _look_in_log(sqlstate: str) -> str:
 
 
 def _words(fields: ErrorFields) -> str:
-    parts = [f"{fields.severity} {fields.sqlstate}: {fields.message}", fields.detail, fields.hint]
+    message, detail = without_values(fields.sqlstate, fields.message, fields.detail)
+    parts = [f"{fields.severity} {fields.sqlstate}: {message}", detail, fields.hint]
     return "; ".join(part for part in parts if part)
+
+
+def without_values(sqlstate: str, message: str, detail: str) -> tuple[str, str]:
+    """What the server said, less the values of rows (invariant 16): messages about data quote them, details about keys show them.
+
+    The server's log has the whole of it.
+    """
+    if sqlstate.startswith("22"):
+        return _QUOTED.sub('"..."', message), ""
+    return message, "" if sqlstate.startswith(("23", "P0")) else detail
+
+
+_QUOTED = re.compile(r'"(?:[^"]|"(?=\w))*"')

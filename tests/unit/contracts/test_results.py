@@ -31,10 +31,10 @@ def test_a_failure_of_ours_is_passed_on_and_any_other_is_explained() -> None:
     with pytest.raises(LakeCommitUnknown):
         PendingResult(result).wait()
     other = WriteEventsResult()
-    other.failed(ValueError("seven"))
+    other.failed(OSError("seven"))
     with pytest.raises(DestinationError, match="failed in write_events") as caught:
         PendingResult(other).wait()
-    assert "ValueError: seven" in caught.value.detail
+    assert "OSError: seven" in caught.value.detail
     assert caught.value.hint
 
 
@@ -132,8 +132,8 @@ def test_a_deadline_is_seen_without_waiting_and_not_before_its_time() -> None:
 def test_named_tables_may_fail_while_the_rest_is_durable() -> None:
     result = WriteEventsResult()
     pending = PendingResult(result)
-    result.failed_tables({TableId(1): ValueError("seven"), TableId(2): DestinationError("ours")})
+    result.failed_tables({TableId(1): OSError("seven"), TableId(2): DestinationError("ours")})
     pending.wait()
     assert set(pending.table_errors) == {TableId(1), TableId(2)}
-    assert "ValueError: seven" in pending.table_errors[TableId(1)].detail
+    assert "OSError: seven" in pending.table_errors[TableId(1)].detail
     assert pending.table_errors[TableId(2)].message == "ours"

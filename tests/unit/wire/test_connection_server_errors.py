@@ -78,7 +78,7 @@ def test_a_line_that_pg_hba_lacks_is_told_in_every_language() -> None:
 
 
 def test_what_has_no_class_keeps_everything_the_server_said() -> None:
-    error = to_error(ErrorFields("ERROR", "22012", "division by zero", "a detail", "a hint", "int4div"), SETTINGS)
+    error = to_error(ErrorFields("ERROR", "42883", "no such function", "a detail", "a hint", "lookup"), SETTINGS)
     assert isinstance(error, ServerError)
-    assert error.sqlstate == "22012"
-    assert (error.message, error.detail, error.hint) == ("division by zero", "ERROR 22012: a detail", "a hint")
+    assert error.sqlstate == "42883"
+    assert (error.message, error.detail, error.hint) == ("no such function", "ERROR 42883: a detail", "a hint")

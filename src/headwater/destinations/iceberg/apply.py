@@ -137,7 +137,10 @@ class TableApply:
                 outcome = outcome_of(error)
                 if outcome is Outcome.UNKNOWN:
                     session.end_attempt()
-                _log.info("lake commit to %s %s, looking at its watermark: %s", name, outcome, translated(error).detail)
+                said = translated(error)
+                # An unreachable lake is told by whoever waits for it, once an attempt.
+                level = logging.INFO if isinstance(said, DestinationUnavailable) else logging.WARNING
+                _log.log(level, "lake commit to %s %s, looking at its watermark: %s", name, outcome, said.detail)
         unreachable = translated(last_error) if last_error is not None else None
         if isinstance(unreachable, DestinationUnavailable):
             raise unreachable from last_error
