@@ -88,7 +88,7 @@ def check_for_copy(table: LakeTable, mine: Owner, store: DestinationStore, *, na
     # Dropped and created again under its name, or renamed: the name is free once the other table writes elsewhere.
     other = TableId(owner.table_id)
     others, state = store.get_destination_table_metadata(other), store.get_table_state(other)
-    is_followed = state is not None and state.phase not in (Phase.INIT, Phase.ERRORED)
+    is_followed = state is None or state.phase not in (Phase.INIT, Phase.ERRORED)
     if is_followed and others is not None and others.destination_table_id == table.identifier:
         raise _still_written(name, table.identifier, owner.table_id)
 

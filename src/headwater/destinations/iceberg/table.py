@@ -20,6 +20,7 @@ from headwater.destinations.iceberg.outcome import LakeTableMoved, java_classes
 from headwater.destinations.iceberg.watermark import ATTEMPT, COMMIT_LSN, OPENS_EPOCH, PROPERTIES
 
 MAIN = "main"
+PROBED = "headwater.probed"
 STAGING = "headwater_staging"
 """The branch that a batch is written to. It stays, at the last published snapshot: making it again would be a commit more."""
 WATERMARK_TAG = "headwater_watermark"
@@ -126,7 +127,7 @@ class LakeTable:
             update.commit()
 
     def write_probe(self) -> None:
-        """Write and remove a small file where this table's data files go, as they are written; raises if that fails."""
+        """Write and remove a small file where this table's data files go, then commit to the catalog; raises if that fails."""
         file = self._table.locationProvider().newDataLocation(f"headwater-probe-{uuid.uuid4().hex}")
         stream = self._table.io().newOutputFile(file).createOrOverwrite()
         try:
@@ -134,6 +135,7 @@ class LakeTable:
         finally:
             stream.close()
             self._table.io().deleteFile(file)
+        self.set_properties({PROBED: uuid.uuid4().hex})
 
     def stage(self, start: int) -> str:
         """Put the staging branch at the snapshot that was looked at, and return its name in SQL.
