@@ -135,7 +135,7 @@ def test_a_second_database_is_refused_by_the_pipeline_and_resync_with_take_over_
             file = write_settings(second, tmp_path)
             with lake_running(second, spark, tmp_path, PostgresStore(second.settings, 1)) as run:
                 run.wait_states("errored", 1, 120)
-                LakeRunning(database, run.pipeline, run.warehouse).assert_equal("t")
+                LakeRunning(database, run.pipeline, run.warehouse, run.session).assert_equal("t")
                 headwater("resync", file, "--take-over", "public.t")
                 run.wait_ready(1)
                 second.execute("update t set v = 'changed'")
