@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.setting import Clock, Figure, Setting
-from headwater.source.fingerprint import read_fingerprints
+from headwater.source.fingerprint import CatalogLooks
 from headwater.source.session import connect
 
 TABLES = 1000
@@ -20,13 +20,13 @@ def run(setting: Setting) -> Iterator[Figure]:
     database = setting.database()
     _make_tables(setting, database)
     with connect(setting.server.settings(database)) as connection:
-        # The first look fills the session's caches of the catalog; a pipeline keeps its session.
-        found = read_fingerprints(connection, "bench")
-        assert len(found) == TABLES
+        # The first look reads all in full and fills the session's caches of the catalog; a pipeline keeps its session.
+        looks = CatalogLooks("bench")
+        assert len(looks.look(connection).tables) == TABLES
         backend, clock = connection.info.backend_pid, Clock()
         before = _processor_seconds(backend)
         for _ in range(LOOKS):
-            read_fingerprints(connection, "bench")
+            looks.look(connection)
         server = (_processor_seconds(backend) - before) / LOOKS * 1000
         whole = clock.seconds / LOOKS * 1000
     setting.server.drop_database(database)
