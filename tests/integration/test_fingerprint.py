@@ -1,0 +1,163 @@
+"""What is recorded of each table's catalog entry: when it is taken, and what a run without one does."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import pytest
+
+from headwater.config import TableSyncCopyConfig
+from headwater.config.pipeline import TableSyncCopyMode
+from headwater.engine import watch
+from headwater.schema.table import TableId
+from headwater.source.preflight import run_preflight
+from headwater.source.session import connect
+from headwater.states import INIT
+from headwater.store.memory import MemoryStore
+from headwater.store.postgres import PostgresStore
+from tests.conftest import Database
+from tests.integration.mirror import MirrorDestination, Running, running
+
+
+@pytest.fixture(autouse=True)
+def looking_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "LOOK_SECONDS", 0.1)
+
+
+@pytest.fixture
+def shop(database: Database) -> Database:
+    database.execute(
+        """
+        create table orders(id int primary key, note text);
+        insert into orders select i, 'n' from generate_series(1, 20) i;
+        create table m(id int, at int, primary key (id, at)) partition by range (at);
+        create table m1 partition of m for values from (0) to (10);
+        create table m2 partition of m for values from (10) to (20);
+        insert into m select i, i % 20 from generate_series(1, 40) i;
+        create publication shop for table orders, m with (publish_via_partition_root = true);
+        """
+    )
+    return database
+
+
+def judge(run: Running) -> None:
+    """Wait until the catalog, as it is now, was judged."""
+    now = int(run.database.value("select pg_current_wal_insert_lsn() - '0/0'::pg_lsn"))
+    run.database.execute("select pg_logical_emit_message(true, 'now', '')")
+    run.wait_for(lambda: run.pipeline.progress.snapshot().judged >= now)
+
+
+class Forgetful(MemoryStore):
+    """As a store of a user's own that was written for the contract of before."""
+
+    def get_table_fingerprints(self) -> Mapping[TableId, str]:
+        return {}
+
+
+@pytest.mark.invariant(17)
+def test_a_state_without_a_fingerprint_is_in_doubt_once_and_a_store_that_keeps_none_at_each_start(
+    shop: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    for store, later in ((PostgresStore(shop.settings, 1), 0), (Forgetful(), 2)):
+        mirror = MirrorDestination()
+        for start, copies in enumerate((2, 2, later)):
+            if start == 1 and isinstance(store, PostgresStore):
+                shop.execute("truncate headwater.table_fingerprints")
+            caplog.clear()
+            before = len(mirror.copies)
+            with caplog.at_level(logging.WARNING), running(shop, mirror, store) as run:
+                run.wait_states("ready", 2)
+                judge(run)
+                run.wait_states("ready", 2)
+                run.stop()
+            assert len(mirror.copies) == before + copies, start
+            assert caplog.text.count("no fingerprint of it is on record") == (copies if start else 0)
+        if isinstance(store, PostgresStore):
+            store.remove()
+            shop.execute("select pg_drop_replication_slot(slot_name) from pg_replication_slots")
+
+
+@pytest.mark.invariant(17)
+def test_a_nightly_reload_through_the_root_is_explained_by_the_stream_also_right_before_a_stop(shop: Database) -> None:
+    mirror = MirrorDestination()
+    reload = "begin; {} truncate m; insert into m select i, i % 20 from generate_series(100, 140) i; commit"
+    with running(shop, mirror, PostgresStore(shop.settings, 1)) as run:
+        run.wait_states("ready", 2)
+        for way in ("", "savepoint s;"):
+            shop.execute(reload.format(way))
+            judge(run)
+        shop.execute(reload.format(""))
+        run.wait_caught_up()
+        run.stop()
+    shop.execute(reload.format(""))
+    with running(shop, mirror, PostgresStore(shop.settings, 1)) as run:
+        run.wait_states("ready", 2)
+        judge(run)
+        run.wait_caught_up()
+        run.assert_equal("m", "orders")
+    assert sorted(mirror.copies) == ["m", "orders"]
+
+
+@pytest.mark.invariant(17)
+def test_a_partition_that_is_made_filled_and_dropped_between_two_looks_leaves_no_rows_behind(
+    shop: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    with running(shop) as run:
+        run.wait_states("ready", 2)
+        with shop.connect() as session, session.transaction():
+            session.execute("create table m3 partition of m for values from (20) to (30)")
+            session.execute("insert into m values (900, 25)")
+        shop.execute("drop table m3")
+        judge(run)
+        run.wait_states("ready", 2)
+        run.wait_caught_up()
+        run.assert_equal("m")
+    assert "table public.m is copied again" in caplog.text
+
+
+def test_skipping_holds_for_the_first_copy_only_whatever_leads_to_the_next(shop: Database) -> None:
+    mirror, store = MirrorDestination(), PostgresStore(shop.settings, 1)
+    skip = TableSyncCopyConfig(mode=TableSyncCopyMode.SKIP_ALL)
+    orders = TableId(shop.value("select 'orders'::regclass::oid::bigint"))
+    with running(shop, mirror, store, table_sync_copy=skip) as run:
+        run.wait_states("ready", 2)
+        assert mirror.tables["orders"] == mirror.tables["m"] == {}
+        shop.execute("alter table orders add c int")
+        judge(run)
+        run.wait_states("ready", 2)
+        run.assert_equal("orders")
+        outside = PostgresStore(shop.settings, 1)
+        outside.load_table_states()
+        outside.update_table_state(orders, INIT)
+        outside.close()
+        run.wait_for(lambda: mirror.copies.count("orders") == 3)
+        run.wait_states("ready", 2)
+        run.assert_equal("orders")
+        assert mirror.tables["m"] == {}
+
+
+@pytest.mark.versions(17, 18)
+def test_what_will_not_be_in_the_lake_and_leaves_without_a_common_identity_are_told_at_start(
+    database: Database, pg_version: int
+) -> None:
+    database.execute(
+        """
+        create table made(id int primary key, twice int generated always as (id * 2) stored);
+        create table m(id int, at int) partition by range (at);
+        create table m1(id int primary key, at int); create table m2(id int, at int primary key);
+        alter table m attach partition m1 for values from (0) to (10);
+        alter table m attach partition m2 for values from (10) to (20);
+        create publication roots for table made, m with (publish_via_partition_root = true);
+        create publication leaves for table m;
+        """
+    )
+    with connect(database.settings) as session:
+        roots = "\n".join(map(str, run_preflight(session, "roots", pipeline_id=1)))
+        leaves = "\n".join(map(str, run_preflight(session, "leaves", pipeline_id=1)))
+    assert "1 generated column will not be in the lake" in roots
+    assert "public.made.twice" in roots
+    assert ("publish_generated_columns" in roots) == (pg_version >= 18)
+    assert "the partitions of public.m have no replica identity in common" in roots
+    assert "can only be inserted into" not in roots
+    assert "1 partitioned table will be one lake table for each partition" in leaves
