@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.setting import Clock, Figure, Setting
-from headwater.source.fingerprint import CatalogLooks
+from headwater.source.catalog_look import CatalogLooks
 from headwater.source.session import connect
 
 TABLES = 1000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.source.fingerprint import CatalogLooks, read_fingerprints
+from headwater.source.catalog_look import CatalogLooks, read_fingerprints
 from headwater.source.publication import published_tables
 from headwater.source.session import connect
 from tests.conftest import Database

@@ -8,7 +8,8 @@ import pytest
 from headwater.contracts.stores import APPLY
 from headwater.lsn import EndLsn
 from headwater.source.catalog import load_table_schemas
-from headwater.source.fingerprint import from_text, read_fingerprints, to_text
+from headwater.source.catalog_look import read_fingerprints
+from headwater.source.fingerprint import from_text, to_text
 from headwater.source.lock import PipelineLock, is_locked
 from headwater.source.preflight import Severity, run_preflight
 from headwater.source.publication import published_tables

@@ -39,7 +39,7 @@ from headwater.errors import (
 from headwater.events import EventBatch
 from headwater.lsn import ZERO, EndLsn
 from headwater.schema.table import TableId
-from headwater.source.fingerprint import insert_position
+from headwater.source.catalog_look import insert_position
 from headwater.source.session import connect
 from headwater.states import INIT, READY, Actor, Phase, TableState, catchup
 

@@ -15,8 +15,9 @@ from headwater.engine.lineage import record_lineage, slot_position, slot_verdict
 from headwater.engine.run import Run
 from headwater.engine.slot_watch import NO_LOCK, SlotWatch
 from headwater.lsn import EndLsn
+from headwater.source.catalog_look import Look
 from headwater.source.differences import differences
-from headwater.source.fingerprint import Fingerprint, Look, from_text
+from headwater.source.fingerprint import Fingerprint, from_text
 from headwater.source.publication import PublishedTable
 from headwater.source.session import Connection
 from headwater.source.slot_check import SlotVerdict

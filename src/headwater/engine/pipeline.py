@@ -32,7 +32,7 @@ from headwater.engine.tables import TableSyncPool
 from headwater.engine.watch import Watch
 from headwater.errors import HeadwaterError, Meaning, SparkLost, meaning, said_by, where_raised
 from headwater.observability.progress import Progress
-from headwater.source.fingerprint import CatalogLooks
+from headwater.source.catalog_look import CatalogLooks
 from headwater.source.lock import PipelineLock
 from headwater.source.preflight import check_source
 from headwater.source.publication import published_tables

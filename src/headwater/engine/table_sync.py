@@ -22,8 +22,8 @@ from headwater.engine.sync_slot import GaveWay, SyncSlot, make_sync_slot
 from headwater.engine.sync_tables import SyncTable, SyncTables
 from headwater.errors import HeadwaterError, Meaning, Retry, meaning, said_by, where_raised
 from headwater.schema.table import TableId
+from headwater.source.catalog_look import CatalogLooks
 from headwater.source.exported_snapshot import TablesTaken, table_lock, taken_tables
-from headwater.source.fingerprint import CatalogLooks
 from headwater.source.publication import PublishedTable
 from headwater.source.session import Connection, connect
 from headwater.source.slots import drop_slot

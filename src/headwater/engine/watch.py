@@ -19,8 +19,9 @@ from headwater.engine.tables import TableSyncPool
 from headwater.errors import HeadwaterError
 from headwater.lsn import ZERO, EndLsn
 from headwater.schema.table import TableId
+from headwater.source.catalog_look import CatalogLooks, Look
 from headwater.source.differences import Difference, differences, unexplained
-from headwater.source.fingerprint import CatalogLooks, Fingerprint, Look
+from headwater.source.fingerprint import Fingerprint
 from headwater.source.publication import published_tables
 from headwater.source.session import Connection, connect
 from headwater.states import Phase

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from headwater.schema.leaves import NoCommonIdentity
 from headwater.schema.table import ReplicaIdentity, ReplicatedTableSchema, TableId, TableName
 from headwater.source.catalog import load_table_schemas
+from headwater.source.catalog_look import read_fingerprints
 from headwater.source.differences import leaf_identity
-from headwater.source.fingerprint import Fingerprint, read_fingerprints
+from headwater.source.fingerprint import Fingerprint
 from headwater.source.leaves import no_common_identity
 from headwater.source.session import Connection, fetch_all
 
