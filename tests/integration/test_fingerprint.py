@@ -75,6 +75,7 @@ def test_a_state_without_a_fingerprint_is_in_doubt_once_and_a_store_that_keeps_n
             assert caplog.text.count("no fingerprint of it is on record") == (copies if start else 0)
         if isinstance(store, PostgresStore):
             store.remove()
+            store.close()
             shop.execute("select pg_drop_replication_slot(slot_name) from pg_replication_slots")
 
 
