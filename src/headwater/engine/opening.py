@@ -110,15 +110,20 @@ def _watched(run: Run, admin: Connection, connection: WireConnection, name: str)
 def settle_states(run: Run, connection: Connection, tables: Sequence[PublishedTable], look: Look) -> None:
     """Take in the published tables, each as a crash would leave it; let go of those that left; drop leftover slots."""
     published = {table.id: table for table in tables}
-    for table_id in list(run.store.get_table_states()):
+    known = list(run.store.get_table_states())
+    for table_id in known:
         if table_id not in published:
-            log.info("table %s is no longer published: letting it go, its lake table is kept", table_id)
+            schema = run.stored_schema(table_id)
+            name = schema.name if schema is not None else table_id
+            log.warning("table %s left the publication: its lake table is kept", name)
             run.store.delete_table_state(table_id)
     for slot in sync_slots(connection, run.config.id):
         drop_slot(connection, slot.name)
     recorded = run.store.get_table_fingerprints()
     for table in tables:
         state, fingerprint = run.store.get_table_state(table.id), None
+        if state is None and known:
+            log.warning("table %s joined the publication while the pipeline was stopped: it is copied", table.name)
         if state is not None and AFTER_CRASH[state.phase] in _GOES_ON:
             fingerprint = from_text(recorded.get(table.id, ""))
             reason = _why_not(fingerprint, look.tables[table.id])
