@@ -211,8 +211,9 @@ class TableSyncPool:
 
     def _due(self) -> list[PublishedTable]:
         due, held = [], self._held()
-        candidates = [id for id, state in self._run.board.all().items() if state.phase not in _WRITING]
-        writers = self._writers(held) if candidates else {}
+        # Looked at only where a copy may begin: a table that waits for a person costs nothing here.
+        begins = any(id not in held and _may_begin(state) for id, state in self._run.board.all().items())
+        writers = self._writers(held) if begins else {}
         for table_id, state in self._run.board.all().items():
             if table_id in held or table_id not in self._tables or table_id in self._copy_again:
                 continue
@@ -234,6 +235,11 @@ class TableSyncPool:
             elif state.phase is Phase.INIT:
                 due.append(self._tables[table_id])
         return due
+
+
+def _may_begin(state: TableState) -> bool:
+    is_lost = state.phase in _WITHOUT_WORKER
+    return state.phase is Phase.INIT or is_lost or (state.phase is Phase.ERRORED and _retry_is_due(state))
 
 
 def _retry_is_due(state: TableState) -> bool:
