@@ -29,7 +29,7 @@ class RunContext:
     """Reads the present rows of the given keys (columns of `schema.key`) from the source, all replicated columns; rows that
     are gone are missing in the answer. For the rare change that refers to a value which no one else has (invariant 12)."""
     database_oid: int = 0
-    """With the system identifier and a table's oid: which table of the world a lake table mirrors."""
+    """With the system identifier and a table's oid: names the one source table that a lake table mirrors."""
     run_token: str = ""
     """Names this run. It goes into each watermark, so that what a lost run still commits can be recognised."""
     timeline: Callable[[], int | None] = lambda: None

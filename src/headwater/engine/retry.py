@@ -73,7 +73,7 @@ class Attempts:
             self.forget()
 
     def forget(self) -> None:
-        """Without a word: nobody waits for this any more, or a new count begins."""
+        """Without a log line: the attempts are given up, or a new count begins."""
         self._backoff.reset()
         self._progress.waiting(None, self)
 

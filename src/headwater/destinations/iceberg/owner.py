@@ -97,7 +97,7 @@ def check_for_changes(table: LakeTable, mine: Owner, name: TableName | str) -> N
     """May changes of this source table be applied to it?"""
     owner = Owner.read(table)
     if owner is None or owner.is_same(mine):
-        return  # one of nobody shows no watermark of ours, which is told better
+        return  # a table without an owner shows no watermark of ours, and that error says more
     if owner.has_same_source(mine):
         raise LakeTableTaken(
             f"lake table {table.identifier} holds another source table now",
