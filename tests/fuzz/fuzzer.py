@@ -29,15 +29,15 @@ class Fuzzed:
         return "\n".join([f"seed {self.seed}", *self.problems, "script:", *(f"  {line}" for line in self.script)])
 
 
-def fuzz(run: CatalogRun, generator: Generator, seed: int, *, rounds: int, statements: int) -> Fuzzed:
+def fuzz(run: CatalogRun, generator: Generator, seed: int) -> Fuzzed:
     """Stops at the first round that leaves a table wrong."""
     done = Fuzzed(seed)
     run.start()
     run.wait_settled()
     kinds = list(Round)
     try:
-        for number in range(rounds):
-            done.problems = _round(run, generator, done, kinds[(seed + number) % len(kinds)], statements)
+        for number in range(generator.rounds):
+            done.problems = _round(run, generator, done, kinds[(seed + number) % len(kinds)])
             if done.problems:
                 break
         run.stop()
@@ -47,21 +47,21 @@ def fuzz(run: CatalogRun, generator: Generator, seed: int, *, rounds: int, state
     return done
 
 
-def _round(run: CatalogRun, generator: Generator, done: Fuzzed, kind: Round, statements: int) -> list[str]:
+def _round(run: CatalogRun, generator: Generator, done: Fuzzed, kind: Round) -> list[str]:
     done.script.append(f"-- {kind.value}")
     copied, said = len(run.copies), len(run.log.lines)
     if kind is Round.WHILE_STOPPED:
         run.stop()
     with nullcontext() if kind is Round.LOOKED_AT else run.looks.held():
-        _statements(run, generator, done, statements)
+        _statements(run, generator, done)
     if kind is Round.WHILE_STOPPED:
         run.start()
     run.barrier()
     return _problems(run, copied, said)
 
 
-def _statements(run: CatalogRun, generator: Generator, done: Fuzzed, count: int) -> None:
-    for _ in range(count):
+def _statements(run: CatalogRun, generator: Generator, done: Fuzzed) -> None:
+    for _ in range(generator.statements):
         for statement in generator.next_statements():
             if run.try_to_execute(statement):
                 done.script.append(f"{statement};")

@@ -25,5 +25,6 @@ def test_random_catalog_statements_leave_the_lake_equal(
 ) -> None:
     generator = Generator(seed, database)
     with lake_run(database, spark, tmp_path, generator.setup()) as run:
-        done = fuzz(run, generator, seed, rounds=9, statements=25)
+        generator.rounds, generator.statements = 9, 25
+        done = fuzz(run, generator, seed)
     assert not done.problems, str(done)

@@ -101,20 +101,46 @@ def test_a_nightly_reload_through_the_root_is_explained_by_the_stream_also_right
 
 
 @pytest.mark.invariant(17)
-def test_a_partition_that_is_made_filled_and_dropped_between_two_looks_leaves_no_rows_behind(
-    shop: Database, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    "publication",
+    ["for table m, orders", "for all tables"],
+    ids=["alone", "beside what it becomes"],
+)
+@pytest.mark.parametrize("goes", ["drop table m3", "alter table m detach partition m3"])
+def test_a_partition_that_is_made_filled_and_goes_between_two_looks_leaves_no_rows_behind(
+    shop: Database, caplog: pytest.LogCaptureFixture, goes: str, publication: str
 ) -> None:
+    shop.execute(
+        # Types of one's own are told between the root and the partition.
+        "create type mood as enum ('sad'); alter table m add mood mood; drop publication shop;"
+        f"create publication shop {publication} with (publish_via_partition_root = true)"
+    )
+    detached = 1 if "detach" in goes and "all" in publication else 0
     with running(shop) as run:
         run.wait_states("ready", 2)
         with shop.connect() as session, session.transaction():
             session.execute("create table m3 partition of m for values from (20) to (30)")
             session.execute("insert into m values (900, 25)")
-        shop.execute("drop table m3")
+        shop.execute(goes)
         judge(run)
-        run.wait_states("ready", 2)
+        run.wait_states("ready", 2 + detached)
         run.wait_caught_up()
-        run.assert_equal("m")
+        run.assert_equal("m", *(["m3"] if detached else []))
     assert "table public.m is copied again" in caplog.text
+
+
+@pytest.mark.invariant(17)
+def test_a_root_that_is_truncated_together_with_other_tables_is_not_copied_again(shop: Database) -> None:
+    """The stream tells of them in the same way as of a root and its partition."""
+    mirror = MirrorDestination()
+    with running(shop, mirror) as run:
+        run.wait_states("ready", 2)
+        judge(run)
+        shop.execute("truncate m, orders; insert into m values (1, 1); insert into orders values (1)")
+        judge(run)
+        run.wait_caught_up()
+        run.assert_equal("m", "orders")
+    assert sorted(mirror.copies) == ["m", "orders"]
 
 
 def test_skipping_holds_for_the_first_copy_only_whatever_leads_to_the_next(shop: Database) -> None:

@@ -43,7 +43,7 @@ def test_every_question_has_an_answer(database: Database) -> None:
         schemas = load_table_schemas(session, [table.id for table in tables], "p")
         schema = schemas[tables[1].id]
         assert [column.name for column in schema.columns] == ["id", "x"]
-        assert read_rows(session, schema, pa.table({"id": pa.array([1, 2], pa.int32())})).to_pylist() == [
+        assert read_rows(session, schema, pa.table({"id": pa.array([1, 2], pa.int32())})).rows.to_pylist() == [
             {"id": 1, "x": "a"}
         ]
         looked = read_fingerprints(session, "p")

@@ -144,14 +144,13 @@ class Watch:
         self._judged, self._judged_before = self._judged_before, pending.look.since
 
     def _look_for_lost_leaves(self, pending: _Pending) -> None:
-        """Partitions that had changes, and were made and dropped between two looks: their rows went without a change."""
+        """Partitions that had changes, and came and went between two looks: their rows went without a change."""
         # One that is as old as the look before is sure to show, if it is there.
         for oid, leaf in self._run.told.leaves_before(self._judged_before).items():
             root, recorded = pending.look.tables.get(leaf.root_id), pending.recorded.get(leaf.root_id)
             if root is None or recorded is None or recorded is not self._run.board.fingerprint(leaf.root_id):
                 continue
-            # Several tables of one TRUNCATE come in the same way, and are tables of their own.
-            if oid in pending.look.tables or oid in {part.oid for part in (*root.parts, *recorded.parts)}:
+            if oid in {part.oid for part in (*root.parts, *recorded.parts)}:
                 continue
             if not self._pool.is_to_be_copied(leaf.root_id):
                 self._copy_again(leaf.root_id, [Difference(f'partition "{leaf.name}" had changes and is gone')])

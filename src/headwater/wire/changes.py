@@ -121,9 +121,9 @@ class ToldTruncate:
 
 @dataclass(frozen=True, slots=True)
 class ToldLeaf:
-    """A RELATION that came right behind another one: a leaf, told together with the root that its rows are sent as.
+    """A RELATION between that of a root and a row of the root: the leaf that the row lies in.
 
-    It has the identity that the leaf's old tuples are shaped by. (Several tables of one TRUNCATE come in the same way.)
+    It has the identity that the leaf's old tuples are shaped by.
     """
 
     root_id: TableId

@@ -30,7 +30,10 @@ SEGMENT_BYTES = 64 << 20
 """A transaction larger than this is decoded in several pieces, so that no Arrow text column nears its 2 GiB limit."""
 
 _RELATION, _TRUNCATE = ord("R"), ord("T")
-_OF_A_TABLE = (ord("I"), ord("U"), ord("D"), _RELATION)
+_ROWS = (ord("I"), ord("U"), ord("D"))
+_OF_A_TABLE = (*_ROWS, _RELATION)
+_BETWEEN = (ord("Y"), ord("O"), ord("M"))
+"""Types come before the relation that uses them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,8 +234,8 @@ class _Decoding:
         """For each table the last transaction seen and how many of its messages were counted, across segments."""
         self.truncates: list[ToldTruncate] = []
         self.leaves: list[ToldLeaf] = []
-        self._last_relation: int | None = None
-        """The table of the last segment's last message, if that was a RELATION."""
+        self._relations_before: list[tuple[int, bytes]] = []
+        """Table and text of the RELATION messages that nothing has followed yet, in an earlier segment perhaps."""
 
     def tables(self) -> dict[TableId, Sequence[Step]]:
         return {table: joined(steps, self._spool) for table, steps in sorted(self._steps.items())}
@@ -246,15 +249,33 @@ class _Decoding:
         lines = np.concatenate([plain, np.array([t.message for t in truncates], np.int64)])
         tables = np.concatenate([relid[plain], np.array([t.table for t in truncates], np.int64)])
         which = np.concatenate([np.full(len(plain), -1), np.arange(len(truncates))])
+        self._tell_leaves(segment, count)
         if not len(tables):
-            self._last_relation = None
             return  # transactions without a change: messages alone, or what a server before 15 sends for every commit
         order = np.lexsort((lines, tables))
         lines, tables, which = lines[order], tables[order], which[order]
         bounds = np.flatnonzero(np.r_[True, tables[1:] != tables[:-1], True])
         for start, stop in itertools.pairwise(bounds.tolist()):
             self._table(int(tables[start]), segment, lines[start:stop], which[start:stop], truncates)
-        self._last_relation = int(relid[count - 1]) if kind[count - 1] == _RELATION else None
+
+    def _tell_leaves(self, segment: Segment, count: int) -> None:
+        """A root, then a leaf, then a row of the root. Several tables of one TRUNCATE are told as well before it comes."""
+        messages = np.flatnonzero(~np.isin(segment.kind[:count], _BETWEEN))
+        kind, relid = segment.kind[messages], segment.relid[messages]
+        is_relation = kind == _RELATION
+        # Relations, and what comes right behind one; of all others nothing has to be looked at.
+        behind = np.r_[bool(self._relations_before), is_relation[:-1]] if len(messages) else is_relation
+        for at in np.flatnonzero(is_relation | behind).tolist():
+            message = int(messages[at])
+            if is_relation[at]:
+                start, stop = int(segment.off[message]), int(segment.end[message])
+                self._relations_before.append((int(relid[at]), segment.data[start:stop].tobytes()))
+                continue
+            before, self._relations_before = self._relations_before, []
+            if kind[at] in _ROWS and len(before) > 1 and before[-2][0] == relid[at] != before[-1][0]:
+                commit = CommitLsn(int(self._transactions.commit_lsn[int(segment.tx[message])]))
+                leaf = parse_relation(before[-1][1], 0)
+                self.leaves.append(ToldLeaf(TableId(int(relid[at])), leaf, commit))
 
     def _truncates(self, segment: Segment, messages: npt.NDArray[np.int64]) -> list[_TruncateLine]:
         result: list[_TruncateLine] = []
@@ -281,21 +302,10 @@ class _Decoding:
             message = int(lines[at])
             if kinds[at] == _RELATION:
                 start, stop = int(segment.off[message]), int(segment.end[message])
-                relation = self._relations[table] = parse_relation(segment.data[start:stop].tobytes(), start)
-                self._tell_leaf(segment, message, relation)
+                self._relations[table] = parse_relation(segment.data[start:stop].tobytes(), start)
             else:
                 self._truncate(table, segment, truncates[int(which[at])], int(ordinal[at]))
         self._run(table, segment, lines[begin:], ordinal[begin:])
-
-    def _tell_leaf(self, segment: Segment, message: int, relation: Relation) -> None:
-        if message > 0:
-            is_second = segment.kind[message - 1] == _RELATION
-            root = int(segment.relid[message - 1]) if is_second else None
-        else:
-            root = self._last_relation
-        if root is not None and root != relation.id:
-            commit = CommitLsn(int(self._transactions.commit_lsn[int(segment.tx[message])]))
-            self.leaves.append(ToldLeaf(TableId(root), relation, commit))
 
     def _count(self, table: int, tx: npt.NDArray[np.int64], counted: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
         """Ordinals of a table's messages: how many of them came before in the same transaction."""
