@@ -47,10 +47,10 @@ class Published:
 class LakeTable:
     """A handle on an existing table."""
 
-    def __init__(self, java_table: Any, identifier: str, metadata_parser: Any) -> None:
+    def __init__(self, java_table: Any, identifier: str, iceberg: Any) -> None:
         self._table = java_table
         self.identifier = identifier
-        self._metadata_parser = metadata_parser
+        self._iceberg = iceberg
 
     @classmethod
     def load(cls, session: SparkSession, identifier: str) -> LakeTable | None:
@@ -58,7 +58,7 @@ class LakeTable:
         iceberg = iceberg_classes(session)
         try:
             table = iceberg.spark.Spark3Util.loadIcebergTable(session._jsparkSession, identifier)
-            return cls(table, identifier, iceberg.TableMetadataParser)
+            return cls(table, identifier, iceberg)
         except AnalysisException as error:
             if error.getCondition() in _ABSENT:
                 return None
@@ -80,7 +80,7 @@ class LakeTable:
         table still descends from it or was rolled back before.
         """
         snapshot = self._table.currentSnapshot()
-        earlier = _EarlierMetadata(self._table, self._metadata_parser)
+        earlier = _EarlierMetadata(self._table, self._iceberg.TableMetadataParser)
         while snapshot is not None:
             summary = snapshot.summary()
             names = PROPERTIES if summary.containsKey(COMMIT_LSN) else (OPENS_EPOCH,)
@@ -136,6 +136,38 @@ class LakeTable:
             stream.close()
             self._table.io().deleteFile(file)
         self.set_properties({PROBED: uuid.uuid4().hex})
+
+    def data_files(self) -> list[tuple[str, str]]:
+        """Path and partition of each, of a table that is partitioned by a text."""
+        found, tasks = [], self._table.newScan().planFiles().iterator()
+        while tasks.hasNext():
+            file = tasks.next().file()
+            found.append((str(file.location()), _partition_text(file)))
+        tasks.close()
+        return found
+
+    def read_file(self, path: str) -> bytes | None:
+        """None if the driver does not see it."""
+        file = self._table.io().newInputFile(path)
+        if not file.exists():
+            return None
+        stream = file.newStream()
+        try:
+            return bytes(stream.readAllBytes())
+        finally:
+            stream.close()
+
+    def add_data_file(self, parquet: bytes, partition: str) -> None:
+        """A file of one row, written by the driver."""
+        path = self._table.locationProvider().newDataLocation(f"driver-{uuid.uuid4().hex}.parquet")
+        stream = self._table.io().newOutputFile(path).create()
+        try:
+            stream.write(bytearray(parquet))
+        finally:
+            stream.close()
+        file = self._iceberg.DataFiles.builder(self._table.spec()).withPath(path).withFormat("PARQUET")
+        file = file.withFileSizeInBytes(len(parquet)).withRecordCount(1).withPartitionPath(partition).build()
+        self._table.newFastAppend().appendFile(file).commit()
 
     def stage(self, start: int) -> str:
         """Put the staging branch at the snapshot that was looked at, and return its name in SQL.
@@ -225,6 +257,11 @@ class _EarlierMetadata:
             if any(name.endswith(".NotFoundException") for name in java_classes(error)):
                 return None
             raise
+
+
+def _partition_text(file: Any) -> str:
+    partition = file.partition()
+    return str(partition.get(0, partition.getClass().forName("java.lang.Object")))
 
 
 def _live_rows(snapshot: Any) -> int | None:
