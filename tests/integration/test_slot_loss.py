@@ -195,7 +195,7 @@ def test_a_slot_that_somebody_still_reads_is_waited_for(shop: Database) -> None:
 
 LOOKED = """
 select exists (select from pg_stat_activity where datname = %s and application_name = 'headwater_1'
-               and query like '%%wal_flush_lsn%%')
+               and query like '%%pg_terminate_backend%%')
 """
 
 

@@ -7,6 +7,7 @@ import logging
 import numpy as np
 import pytest
 
+from headwater import errors
 from headwater.errors import HeadwaterError, ServerError, ValueOutOfRange
 from headwater.events import EventBatch, TableRows
 from headwater.schema.table import ColumnSchema
@@ -33,7 +34,9 @@ DATE_OID = 1082
         f"do $$ begin raise exception 'bad row' using detail = '{VALUE}'; end $$",
     ],
 )
-def test_what_the_server_says_of_a_value_is_told_without_it(database: Database, statement: str) -> None:
+def test_what_the_server_says_of_a_value_is_told_without_it(
+    database: Database, monkeypatch: pytest.MonkeyPatch, statement: str
+) -> None:
     database.execute(f"create table people(name text primary key); insert into people values ('{VALUE}')")
     statement = statement.replace("people", "public.people")
     with connect(database.settings) as session, pytest.raises(ServerError) as told, translating("trying it"):
@@ -43,6 +46,10 @@ def test_what_the_server_says_of_a_value_is_told_without_it(database: Database, 
     with WireConnection.connect(database.settings) as connection, pytest.raises(HeadwaterError) as wired:
         connection.query(statement)
     assert VALUE not in str(wired.value)
+    monkeypatch.setattr(errors._Values, "shown", True)
+    with connect(database.settings) as session, pytest.raises(ServerError) as whole, translating("trying it"):
+        session.execute(statement.encode())
+    assert "-kept" in str(whole.value)
 
 
 @pytest.mark.invariant(16)
@@ -56,9 +63,11 @@ def test_a_text_that_arrow_cannot_cast_is_told_without_it() -> None:
 
 
 @pytest.mark.invariant(16)
-def test_a_value_that_an_error_quotes_reaches_neither_log_nor_store(
-    database: Database, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("shown", [False, True], ids=["by default", "with the setting"])
+def test_a_value_that_an_error_quotes_reaches_neither_log_nor_store_unless_a_setting_allows_it(
+    database: Database, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, shown: bool
 ) -> None:
+    monkeypatch.setattr(errors._Values, "shown", False)
     database.execute(f"create table people(id int primary key, name text); insert into people values (1, '{VALUE}')")
     database.execute("create table others(id int primary key); create publication shop for all tables")
     mirror, store = MirrorDestination(), PostgresStore(database.settings, 1)
@@ -70,8 +79,15 @@ def test_a_value_that_an_error_quotes_reaches_neither_log_nor_store(
     def quote_batch(batch: EventBatch) -> None:
         raise KeyError(next(event for event in batch.events() if hasattr(event, "new")))
 
+    def told(text: str) -> bool:
+        """With the setting, in every place; without it, in none."""
+        return (VALUE in text) is shown
+
     mirror.before_copy = quote
-    with caplog.at_level(logging.DEBUG), running(database, mirror, store, table_error_retry_max_attempts=1) as run:
+    with (
+        caplog.at_level(logging.DEBUG),
+        running(database, mirror, store, table_error_retry_max_attempts=1, show_values_in_errors=shown) as run,
+    ):
         run.wait_states("ready", 1)
         run.wait_states("errored", 1)
         mirror.before_events = quote_batch
@@ -79,8 +95,9 @@ def test_a_value_that_an_error_quotes_reaches_neither_log_nor_store(
         with pytest.raises(HeadwaterError) as ended:
             run.pipeline.wait(60)
         assert "KeyError" in str(ended.value)
-        assert VALUE not in str(run.pipeline.progress.snapshot())
+        assert told(str(run.pipeline.progress.snapshot()))
     assert "ValueError" in caplog.text
-    assert VALUE not in caplog.text
-    for table in ("table_states", "destination_tables", "table_schemas", "replication_progress"):
+    assert told(caplog.text)
+    assert told(str(database.execute("select * from headwater.table_states")))
+    for table in ("destination_tables", "table_schemas", "replication_progress"):
         assert VALUE not in str(database.execute(f"select * from headwater.{table}")), table

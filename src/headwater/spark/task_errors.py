@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 
-from headwater.errors import HeadwaterError, error_from_json, error_to_json
+from headwater.errors import HeadwaterError, error_from_json, error_to_json, show_values, values_are_shown
 from headwater.spark.map_in_arrow import ArrowFunction
 
 _KEY = secrets.token_hex(16)
@@ -28,9 +28,10 @@ class TaskFailed(Exception):
 
 def telling(function: ArrowFunction) -> ArrowFunction:
     """The same function, for a task: errors of ours that it raises arrive whole."""
-    key = _KEY  # travels with the function
+    key, shown = _KEY, values_are_shown()  # travel with the function
 
     def tell(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        show_values(shown)
         try:
             yield from function(batches)
         except HeadwaterError as error:

@@ -19,6 +19,7 @@ from headwater.errors import (
     ServerError,
     SlotError,
     SourceSettingsError,
+    values_are_shown,
 )
 from headwater.wire.commands import identifier
 from headwater.wire.messages import ErrorFields
@@ -254,6 +255,8 @@ def without_values(sqlstate: str, message: str, detail: str) -> tuple[str, str]:
 
     The server's log has the whole of it.
     """
+    if values_are_shown():
+        return message, detail
     if sqlstate.startswith("22"):
         return _QUOTED.sub('"..."', message), ""
     return message, "" if sqlstate.startswith(("23", "P0")) else detail

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from headwater.errors import HeadwaterError
+from headwater.errors import HeadwaterError, values_are_shown
 from headwater.spark.session import translate
 
 _LEFT_OUT = "the rest is left out, since it may hold values of rows"
@@ -34,6 +34,8 @@ def translated(error: BaseException) -> HeadwaterError:
 
 
 def without_values(error: BaseException, detail: str) -> str:
+    if values_are_shown():
+        return detail
     if isinstance(error, (ValueError, TypeError, ArithmeticError, LookupError)):
         # Arrow's and Python's own: the message is the value.
         return f"{type(error).__name__}: {_LEFT_OUT}"
