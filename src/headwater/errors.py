@@ -221,11 +221,6 @@ class ChangeRefused(DestinationError):
     """A change that cannot be applied to its table as it is. Always that table's own; a new copy of it is exact again."""
 
 
-class ValueGone(ChangeRefused):
-    """An unchanged value that was not sent, and whose row is in neither target nor source now: what the stream says next may
-    tell where it went."""
-
-
 class LakeTableError(DestinationError):
     """Writes to one lake table fail while the lake and its other tables work. Always that table's own."""
 
@@ -307,12 +302,27 @@ def error_from_json(value: dict[str, Any]) -> HeadwaterError:
     return _rebuild(cls, {**attributes, "retry": Retry(attributes["retry"])})
 
 
+class _Values:
+    """For the whole process: errors are made in every room, and none of them knows a setting."""
+
+    shown = False
+
+
+def show_values(shown: bool) -> None:
+    """Whether what others say may be told with the values of rows that it quotes. Off, unless a person asked for it."""
+    _Values.shown = shown
+
+
+def values_are_shown() -> bool:
+    return _Values.shown
+
+
 def said_by(error: BaseException) -> str:
     """What an error that is not ours says, without values of rows (invariant 16).
 
     Python's and Arrow's own errors about values quote them; of those only the class is told.
     """
-    if isinstance(error, (ValueError, TypeError, ArithmeticError, LookupError)):
+    if not values_are_shown() and isinstance(error, (ValueError, TypeError, ArithmeticError, LookupError)):
         return f"{type(error).__name__}; its message is left out, since it may hold values of rows"
     return f"{type(error).__name__}: {error}"
 

@@ -8,15 +8,16 @@ between them. Columns are Arrow arrays; nothing here makes a Python object per v
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from headwater.lsn import CommitLsn, EndLsn
+from headwater.lsn import ZERO, CommitLsn, EndLsn
 from headwater.schema.table import ReplicatedTableSchema, TableId
 from headwater.wire.changes import (
     DELETE,
@@ -52,6 +53,8 @@ __all__ = [
     "EventBatch",
     "Insert",
     "Relation",
+    "SourceRead",
+    "SourceSnapshot",
     "Step",
     "TableRow",
     "TableRows",
@@ -139,6 +142,43 @@ Event = Begin | Commit | Relation | Insert | Update | Delete | Truncate
 
 
 @dataclass(frozen=True, slots=True)
+class SourceSnapshot:
+    """Which transactions a read of the source has seen: those before `first_running`, and up to `next` those not in `running`."""
+
+    first_running: int
+    next: int
+    running: frozenset[int] = frozenset()
+
+    @classmethod
+    def parse(cls, text: str) -> SourceSnapshot:
+        """As `pg_current_snapshot()` writes it."""
+        first, next, running = text.split(":")
+        return cls(int(first), int(next), frozenset(int(xid) for xid in running.split(",") if xid))
+
+    def sees(self, xids: npt.NDArray[np.uint32]) -> npt.NDArray[np.bool_]:
+        """For the xids of Begin messages, which are the low half of those here: the nearest that has this half is meant."""
+        offset = (xids.astype(np.int64) - (self.next & 0xFFFFFFFF) + 0x80000000) % 0x100000000 - 0x80000000
+        whole = self.next + offset
+        return (whole < self.next) & ~np.isin(whole, np.fromiter(self.running, np.int64, len(self.running)))
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRead:
+    """Rows as the source had them at one moment, which is later than the batch they were read for."""
+
+    schema: ReplicatedTableSchema
+    keys: pa.Table
+    """What was asked for."""
+    rows: pa.Table
+    """What was there, all replicated columns."""
+    written_by: npt.NDArray[np.uint32]
+    """Per row, the transaction or subtransaction that wrote it."""
+    snapshot: SourceSnapshot
+    position: EndLsn
+    """Every transaction that the rows show ends at or before it."""
+
+
+@dataclass(frozen=True, slots=True)
 class EventBatch:
     """Whole transactions, by table. `end_lsn` is what may be confirmed once all of it is durable."""
 
@@ -146,6 +186,10 @@ class EventBatch:
     transactions: Transactions
     end_lsn: EndLsn
     size_bytes: int = 0
+    reads: Mapping[TableId, SourceRead] = field(default_factory=dict)
+    """What a destination read in the source for this batch and could not use yet."""
+    whole_until: EndLsn = ZERO
+    """Where that is past `end_lsn`: nothing was committed between the two."""
 
     @classmethod
     def of(cls, changes: Changes) -> EventBatch:
@@ -154,7 +198,11 @@ class EventBatch:
     def without(self, tables: Collection[TableId]) -> EventBatch:
         """The same transactions, less the changes of some tables."""
         kept = {table: steps for table, steps in self.tables.items() if table not in tables}
-        return EventBatch(kept, self.transactions, self.end_lsn, self.size_bytes)
+        return replace(self, tables=kept)
+
+    def read_on(self, reads: Mapping[TableId, SourceRead], whole_until: EndLsn) -> EventBatch:
+        """The same batch, with what was read for it, and how far the stream was read since."""
+        return replace(self, reads=reads, whole_until=whole_until)
 
     def then(self, later: EventBatch) -> EventBatch:
         """This batch and the one that followed it on the same stream, as one: a destination writes both at the price of one."""
@@ -167,6 +215,7 @@ class EventBatch:
             self.transactions.then(later.transactions, positions),
             later.end_lsn,
             self.size_bytes + later.size_bytes,
+            {**self.reads, **later.reads},
         )
 
     @property

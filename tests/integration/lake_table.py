@@ -30,12 +30,14 @@ from headwater.events import (
     UPDATE,
     ChangeRun,
     EventBatch,
+    SourceRead,
+    SourceSnapshot,
     Step,
     TableRows,
     Transactions,
     TruncateStep,
 )
-from headwater.lsn import CommitLsn, EndLsn
+from headwater.lsn import ZERO, CommitLsn, EndLsn
 from headwater.schema.arrow import arrow_schema
 from headwater.schema.table import (
     ColumnSchema,
@@ -48,7 +50,9 @@ from headwater.schema.types import BUILT_IN
 from headwater.store.memory import MemoryStore
 
 _ids = itertools.count(1)
-NOBODY = Transactions(*(np.zeros(0, t) for t in (np.uint64, np.uint64, np.int64, np.uint32, np.int64, np.int64)))  # type: ignore[arg-type]
+ONE_TRANSACTION = Transactions(
+    *(np.ones(1, t) for t in (np.uint64, np.uint64, np.int64, np.uint32, np.int64, np.int64))  # type: ignore[arg-type]
+)
 
 
 def table_schema(
@@ -144,9 +148,11 @@ class Lake:
             RunContext(1, system_identifier, self._read_source, database_oid, "a run", lambda: self.timeline)
         )
 
-    def _read_source(self, schema: ReplicatedTableSchema, keys: pa.Table) -> pa.Table:
+    def _read_source(self, schema: ReplicatedTableSchema, keys: pa.Table) -> SourceRead:
+        """What `source` has, at the moment of the batch."""
         wanted = [tuple(row.values()) for row in keys.to_pylist()]
-        return rows_table(arrow_schema(schema), [self.source[key] for key in wanted if key in self.source])
+        found = rows_table(arrow_schema(schema), [self.source[key] for key in wanted if key in self.source])
+        return SourceRead(schema, keys, found, np.zeros(found.num_rows, np.uint32), SourceSnapshot(9, 9), ZERO)
 
     def copy(
         self,
@@ -172,7 +178,7 @@ class Lake:
 
     def write_tables(self, tables: Mapping[TableId, Sequence[Step]]) -> None:
         result = WriteEventsResult()
-        finish(result, lambda: self.destination.write_events(EventBatch(tables, NOBODY, EndLsn(1)), result))
+        finish(result, lambda: self.destination.write_events(EventBatch(tables, ONE_TRANSACTION, EndLsn(1)), result))
 
     def identifier(self, schema: ReplicatedTableSchema) -> str:
         return lake_identifier(self.settings.catalog, schema.name)

@@ -41,7 +41,7 @@ from headwater.schema.table import (
 from headwater.schema.types import BUILT_IN
 from tests.integration.lake_table import (
     ID_V,
-    NOBODY,
+    ONE_TRANSACTION,
     Lake,
     delete,
     finish,
@@ -236,7 +236,7 @@ def test_one_tables_trouble_is_told_by_its_name_and_the_others_are_written(lake:
     tables = {good.id: [run(good, 200, update(1, "b"))], bad.id: [run(bad, 200, update(1, "b"))]}
     result = WriteEventsResult()
     pending = PendingResult(result)
-    lake.destination.write_events(EventBatch(tables, NOBODY, EndLsn(1)), result)
+    lake.destination.write_events(EventBatch(tables, ONE_TRANSACTION, EndLsn(1)), result)
     pending.wait()
     assert list(pending.table_errors) == [bad.id]
     assert isinstance(pending.table_errors[bad.id], WatermarkError)

@@ -13,7 +13,17 @@ from headwater.events import OLD_FULL, EventBatch
 from headwater.lsn import EndLsn
 from headwater.schema.leaves import LeafIdentity
 from headwater.schema.table import ReplicaIdentity, ReplicatedTableSchema
-from tests.integration.lake_table import ID_V, NOBODY, Lake, delete, insert, run, table_schema, truncate, update
+from tests.integration.lake_table import (
+    ID_V,
+    ONE_TRANSACTION,
+    Lake,
+    delete,
+    insert,
+    run,
+    table_schema,
+    truncate,
+    update,
+)
 
 # PySpark leaves the sockets it collects over to the garbage collector.
 pytestmark = [
@@ -48,7 +58,7 @@ def test_updates_and_deletes_that_find_no_row_are_counted_and_logged_and_inserts
     result = WriteEventsResult()
     pending = PendingResult(result)
     with caplog.at_level(logging.WARNING):
-        lake.destination.write_events(EventBatch(tables, NOBODY, EndLsn(1)), result)
+        lake.destination.write_events(EventBatch(tables, ONE_TRANSACTION, EndLsn(1)), result)
         pending.wait()
     assert pending.missed == {keyed.id: 3, emptied.id: 1, whole.id: 1}
     assert sum("found no row" in record.message for record in caplog.records) == 3

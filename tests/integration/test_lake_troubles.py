@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
 from urllib.parse import urlsplit
 
-import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from headwater.contracts.destination import RunContext
 from headwater.contracts.results import PendingResult, WriteEventsResult
-from headwater.destinations.iceberg.destination import IcebergDestination
 from headwater.destinations.iceberg.names import RESERVED
 from headwater.destinations.iceberg.table import LakeTable
 from headwater.errors import DestinationError, HeadwaterError, LakeTableError, LakeTableTaken, Retry, WatermarkError
@@ -23,7 +18,7 @@ from headwater.schema.table import ReplicaIdentity, ReplicatedTableSchema
 from headwater.testing.lake_rows import open_lake
 from tests.conftest import Database
 from tests.integration.lake import lake_running
-from tests.integration.lake_table import ID_V, NOBODY, Lake, delete, insert, run, table_schema, update
+from tests.integration.lake_table import ID_V, ONE_TRANSACTION, Lake, delete, insert, run, table_schema, update
 
 # PySpark leaves the sockets it collects over to the garbage collector.
 pytestmark = [
@@ -51,7 +46,7 @@ def test_a_lost_data_file_is_its_tables_own_error_and_a_lake_that_cannot_be_writ
         result = WriteEventsResult()
         pending = PendingResult(result)
         tables = {schema.id: [run(schema, lsn, update(1, "new"))] for schema in (good, bad)}
-        lake.destination.write_events(EventBatch(tables, NOBODY, EndLsn(1)), result)
+        lake.destination.write_events(EventBatch(tables, ONE_TRANSACTION, EndLsn(1)), result)
         pending.settle(120)
         return pending
 
@@ -151,62 +146,3 @@ def test_what_the_lake_lacks_of_recorded_tables_is_told_at_start(lake: Lake) -> 
     for table, (kind, text) in wanted.items():
         assert isinstance(found[table], kind)  # type: ignore[index]
         assert text in found[table].message  # type: ignore[index]
-
-
-class SourceMovesOn(IcebergDestination):
-    """Before its first read of a row in the source, that row is changed there."""
-
-    statement = ""
-
-    def start(self, context: RunContext) -> None:
-        database, waiting = SourceMovesOn.database, [SourceMovesOn.statement]
-
-        def read(schema: ReplicatedTableSchema, keys: pa.Table) -> pa.Table:
-            if waiting:
-                database.execute(waiting.pop())
-            return context.read_source_rows(schema, keys)
-
-        super().start(replace(context, read_source_rows=read))
-
-    database: ClassVar[Database]
-
-
-@pytest.mark.invariant(12)
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "update notes set id = 1002 where id = 2",
-        "delete from notes where id = 2",
-        "update notes set shown = false where id = 2",
-    ],
-    ids=["moved", "deleted", "filtered out again"],
-)
-def test_a_value_that_the_source_has_no_more_is_looked_for_in_what_the_stream_tells_next(
-    database: Database, spark: SparkSession, tmp_path: Path, statement: str
-) -> None:
-    """A row filter makes an INSERT of an UPDATE, with a large value that did not change and is not sent."""
-    database.execute(
-        """
-        create table notes(id int primary key, shown bool, big text);
-        alter table notes alter column big set storage external;
-        insert into notes select i, i % 2 = 1, repeat('x' || i, 2000) from generate_series(1, 6) i;
-        create publication shop for table notes where (shown);
-        alter table notes replica identity full;
-        """
-    )
-    database.execute("create unique index notes_shown on notes(id, shown); alter table notes alter shown set not null")
-    database.execute("alter table notes replica identity using index notes_shown")
-    SourceMovesOn.database, SourceMovesOn.statement = database, statement
-    with lake_running(database, spark, tmp_path, destination=SourceMovesOn) as run:
-        run.wait_ready(1)
-        copies = run.snapshots("notes")
-        database.execute("update notes set shown = true where id = 2")
-        run.wait_caught_up()
-        run.wait_ready(1)
-        shown = {row[0]: row[2] for row in database.execute("select * from notes where shown")}
-        table = open_lake(run.warehouse).load_table(("public", "notes")).scan().to_arrow().to_pylist()
-        assert {row["id"]: row["big"] for row in table} == shown
-        epochs = [
-            s.summary["headwater.epoch"] for s in open_lake(run.warehouse).load_table(("public", "notes")).snapshots()
-        ]
-        assert len(set(epochs)) == 1, f"the table was copied again, after {copies} snapshots"

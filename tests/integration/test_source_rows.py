@@ -40,7 +40,7 @@ def test_present_rows_come_with_the_types_of_copy_and_stream(database: Any, sess
     """)
     schema = load(database, session, "t")
     keys = pa.table({"id": pa.array([1, 2, 1, 3], pa.int64()), "K": ["a'b", "z", "a'b", "gone"]})
-    rows = read_rows(session, schema, keys)
+    rows = read_rows(session, schema, keys).rows
     assert rows.schema == arrow_schema(schema)
     found = sorted(rows.to_pylist(), key=lambda row: row["id"])
     assert found == [
@@ -90,7 +90,7 @@ def test_keys_of_every_kind_find_their_row(database: Any, session: Connection, t
     database.execute(f"insert into t values (%s::text::{type}, 7)", [_text(value)])
     schema = load(database, session, "t")
     keys = pa.table([pa.array([value], arrow_schema(schema).field("k").type)], names=["k"])
-    assert read_rows(session, schema, keys).to_pylist() == [{"k": value, "x": 7}]
+    assert read_rows(session, schema, keys).rows.to_pylist() == [{"k": value, "x": 7}]
 
 
 def _text(value: Any) -> str:
@@ -101,8 +101,8 @@ def test_an_empty_question_has_an_empty_answer(database: Any, session: Connectio
     database.execute("create table t (id int primary key, x text); create publication p for table t")
     schema = load(database, session, "t")
     keys = pa.table({"id": pa.array([], pa.int32())})
-    assert read_rows(session, schema, keys).schema == arrow_schema(schema)
-    assert read_rows(session, schema, pa.table({"id": pa.array([5], pa.int32())})).num_rows == 0
+    assert read_rows(session, schema, keys).rows.schema == arrow_schema(schema)
+    assert read_rows(session, schema, pa.table({"id": pa.array([5], pa.int32())})).rows.num_rows == 0
 
 
 def test_a_schema_that_is_no_longer_true_is_an_error(database: Any, session: Connection) -> None:

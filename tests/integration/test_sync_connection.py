@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from headwater.engine import slot_stream, sync_follow, sync_stream
-from headwater.engine.retry import Backoff
+from headwater.engine import retry, slot_stream, sync_stream
 from headwater.engine.slot_stream import StreamOptions
 from headwater.errors import ConnectError, ConnectionLost
 from headwater.events import TableRows
@@ -33,7 +32,7 @@ def end_session(database: Database, run: Running, slot: str) -> None:
 def end_session_for_all_to_see(database: Database, run: Running, slot: str, caplog: pytest.LogCaptureFixture) -> None:
     """And the worker knows: whatever it has read and not written is dropped."""
     end_session(database, run, slot)
-    run.wait_for(lambda: "following its slot again" in caplog.text)
+    run.wait_for(lambda: "following the slot of the copy" in caplog.text)
 
 
 def second_slot(database: Database) -> str:
@@ -165,7 +164,8 @@ def test_a_worker_that_waits_to_connect_again_connects_as_soon_as_it_is_waited_f
     database: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     # The server was away for long: the next attempt lies far ahead.
-    monkeypatch.setattr(sync_follow, "Backoff", lambda _: Backoff(600.0, 600.0))
+    monkeypatch.setattr(retry, "FIRST_SECONDS", 600.0)
+    monkeypatch.setattr(retry, "MOST_SECONDS", 600.0)
     doors = Doors("first")
     with running(database, doors) as run:
         until_asked(database, run, doors)
@@ -182,7 +182,7 @@ def test_a_slot_that_a_lost_session_still_holds_is_no_error_of_the_table(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The other session comes first.
-    monkeypatch.setattr(sync_follow, "Backoff", lambda _: Backoff(4.0))
+    monkeypatch.setattr(retry, "FIRST_SECONDS", 4.0)
     doors = Doors("first")
     with running(database, doors) as run:
         until_asked(database, run, doors)

@@ -156,6 +156,13 @@ class PipelineConfig(Checked):
             "`copy` copies the table again."
         ),
     ] = InDoubt.COPY
+    show_values_in_errors: Annotated[
+        bool,
+        Setting(
+            "Whether what server, Spark or Arrow says of an error is told with the values of rows that it quotes, in the log, "
+            "in errors and in the store. For the whole process."
+        ),
+    ] = False
     invalidated_slot_behavior: Annotated[
         InvalidatedSlotBehavior,
         Setting("When the slot can no longer serve changes: stop with an error, or make a new one and copy all again."),

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from headwater.contracts.results import DropTableForCopyResult, WriteEventsResult, WriteTableRowsResult
 from headwater.errors import HeadwaterError
-from headwater.events import EventBatch, TableRows
+from headwater.events import EventBatch, SourceRead, TableRows
 from headwater.lsn import EndLsn
 from headwater.schema.table import ReplicatedTableSchema, TableId
 
@@ -25,9 +25,10 @@ class RunContext:
 
     pipeline_id: int
     system_identifier: str
-    read_source_rows: Callable[[ReplicatedTableSchema, pa.Table], pa.Table]
-    """Reads the present rows of the given keys (columns of `schema.key`) from the source, all replicated columns; rows that
-    are gone are missing in the answer. For the rare change that refers to a value which no one else has (invariant 12)."""
+    read_source_rows: Callable[[ReplicatedTableSchema, pa.Table], SourceRead]
+    """Reads the present rows of the given keys (columns of `schema.key`) from the source; rows that are gone are missing in
+    the answer. For the rare change that refers to a value which no one else has (invariant 12). The answer is younger than
+    the batch: whether it may be used, and what to do if not, is said at `WriteEventsResult.reads_on`."""
     database_oid: int = 0
     """With the system identifier and a table's oid: names the one source table that a lake table mirrors."""
     run_token: str = ""

@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Mapping
 
 from headwater.errors import DestinationError, HeadwaterError, Retry, ShutdownRequested, said_by
+from headwater.events import SourceRead
 from headwater.schema.table import TableId
 
 _LOOK_SECONDS = 0.2
@@ -27,6 +28,7 @@ class _Outcome:
         self._error: HeadwaterError | None = None
         self._table_errors: Mapping[TableId, HeadwaterError] = {}
         self.missed: Mapping[TableId, int] = {}
+        self.reads: Mapping[TableId, SourceRead] = {}
         self._callbacks: list[Callable[[], None]] = []
 
     def complete(
@@ -122,6 +124,17 @@ class WriteEventsResult(Result):
         """How many updates and deletes of a table found no row (invariant 18). Said before the call is completed, if at all."""
         self._outcome.missed = dict(changes)
 
+    def reads_on(self, reads: Mapping[TableId, SourceRead]) -> None:
+        """These tables, which `failed_tables` names as well, wait for what the stream says until the read's position.
+
+        What was read in the source is younger than the batch, and the row may have been changed, deleted or replaced by another
+        in between. It is the row meant, if the transaction that wrote it is the last one in the batch that changed it; or if
+        the batch holds all until the read's position, and the read has seen the transaction that gave the row its key. If
+        neither is so, say it here: the batch comes again with what followed it and with the read (`EventBatch.reads`), or,
+        where too much followed, the table's error counts.
+        """
+        self._outcome.reads = dict(reads)
+
     def failed_tables(self, errors: Mapping[TableId, Exception]) -> None:
         """The named tables failed, everything else of this call is durable.
 
@@ -156,6 +169,11 @@ class PendingResult:
     def missed(self) -> Mapping[TableId, int]:
         """Updates and deletes that found no row, by table; complete once it is done."""
         return self._outcome.missed
+
+    @property
+    def reads(self) -> Mapping[TableId, SourceRead]:
+        """The tables that wait for more of the stream, with what was read for them."""
+        return self._outcome.reads
 
     def on_done(self, callback: Callable[[], None]) -> None:
         self._outcome.on_done(callback)

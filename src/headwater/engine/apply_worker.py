@@ -22,6 +22,7 @@ from headwater.engine.board import Board
 from headwater.engine.calls import call
 from headwater.engine.hand_off_pause import HandOffPause
 from headwater.engine.ownership import ApplyOwnership, TextNeeded
+from headwater.engine.read_on import may_read_on, reads_until
 from headwater.engine.retry import Attempts, raise_if_not_the_tables_own, retrying, waits
 from headwater.engine.run import Run
 from headwater.engine.slot_stream import SlotStream
@@ -31,7 +32,6 @@ from headwater.errors import (
     Retry,
     ServerError,
     ShutdownRequested,
-    ValueGone,
     ValueOutOfRange,
     meaning,
     passes,
@@ -39,8 +39,6 @@ from headwater.errors import (
 from headwater.events import EventBatch
 from headwater.lsn import ZERO, EndLsn
 from headwater.schema.table import TableId
-from headwater.source.catalog_look import insert_position
-from headwater.source.session import connect
 from headwater.states import INIT, READY, Actor, Phase, TableState, catchup
 
 log = logging.getLogger(__name__)
@@ -48,7 +46,6 @@ log = logging.getLogger(__name__)
 _LOOK_SECONDS = 0.25
 _EPOCH_2000_SECONDS = 946_684_800
 _INTERNAL = "XX"
-_READ_ON_TIMES = 3
 _INTERNAL_ERRORS = 5
 
 
@@ -62,9 +59,11 @@ class _Write:
     again_at: float | None = None
     """When the next attempt is made, after one that failed."""
     reads_on_until: EndLsn | None = None
-    """A row that it refers to is gone from the source: what is committed until there may tell where it went."""
+    """It waits for what was committed until there (see `read_on`)."""
     read_on: int = 0
     """How often that was done for it."""
+    gave_up: bool = False
+    """Too much would have to be read."""
 
 
 class ApplyWorker:
@@ -285,28 +284,29 @@ class ApplyWorker:
         self._run_.progress.batch_applied(write.batch.change_count, len(write.batch.tables), seconds, newest)
 
     def _reads_on(self, write: _Write) -> bool:
-        """Whether a table's missing value may be told by what follows: the row was deleted, or has another key (invariant 12).
+        """Whether tables wait for what follows the batch in the stream.
 
         Nothing of the batch is recorded meanwhile. What is durable of it is recognised when it comes again with what follows.
         """
-        gone = any(isinstance(error, ValueGone) for error in write.pending.table_errors.values())
-        if not gone or write.read_on >= _READ_ON_TIMES or write.batch.size_bytes > self._run_.config.batch.max_bytes:
+        reads = write.pending.reads
+        if not reads or write.gave_up or not may_read_on(write.batch, write.read_on, self._run_.config.batch):
             return False
-        try:
-            with connect(self._run_.settings) as connection:
-                write.reads_on_until = insert_position(connection)
-        except HeadwaterError as error:
-            log.info("the stream is not read on: %s", error.message)
-            return False
-        log.info("reading on to %s: an unchanged value is not in the source any more", write.reads_on_until)
+        write.reads_on_until = reads_until(reads)
+        names = ", ".join(str(self._run_.board.name(table)) for table in reads)
+        log.info("reading on to %s for values of %s that were not sent", write.reads_on_until, names)
         return True
 
     def _join_what_followed(self, write: _Write) -> None:
         assert write.reads_on_until is not None
         assert self._stream is not None
-        batch = self._run_.config.batch
-        if self._decoder.whole_until < write.reads_on_until and self._decoder.buffered_bytes < batch.max_bytes:
-            if time.monotonic() - self._asked_at > _LOOK_SECONDS:
+        decoder = self._decoder
+        whole_until = decoder.whole_until
+        if whole_until < write.reads_on_until:
+            is_full = decoder.has_transactions and decoder.buffered_bytes >= self._run_.config.batch.max_bytes
+            if is_full or self._run_.memory.is_short:
+                write.reads_on_until, write.gave_up = None, True
+                self._bell.ring()
+            elif time.monotonic() - self._asked_at > _LOOK_SECONDS:
                 self._asked_at = time.monotonic()
                 self._stream.request_reply()
             return
@@ -316,8 +316,7 @@ class ApplyWorker:
             joined = write.batch if followed is None else write.batch.then(followed)
             joined = joined.without(joined.tables.keys() - board.in_phase(Phase.READY, Phase.SYNC_DONE).keys())
             board.writing(joined.tables)
-        # Without anything that followed, the next answer is the last one.
-        self._hand_to_destination(joined, read_on=write.read_on + 1 if followed is not None else _READ_ON_TIMES)
+        self._hand_to_destination(joined.read_on(write.pending.reads, whole_until), read_on=write.read_on + 1)
 
     def _retry_write(self, write: _Write, error: HeadwaterError) -> None:
         """Reading goes on meanwhile as far as there is room, so that the lag is known."""

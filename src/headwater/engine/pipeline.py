@@ -30,7 +30,7 @@ from headwater.engine.source_rows import SourceRows
 from headwater.engine.stop import Stop
 from headwater.engine.tables import TableSyncPool
 from headwater.engine.watch import Watch
-from headwater.errors import HeadwaterError, Meaning, SparkLost, meaning, said_by, where_raised
+from headwater.errors import HeadwaterError, Meaning, SparkLost, meaning, said_by, show_values, where_raised
 from headwater.observability.progress import Progress
 from headwater.source.catalog_look import CatalogLooks
 from headwater.source.lock import PipelineLock
@@ -105,6 +105,7 @@ class Pipeline:
                 f"pipeline {self.config.id} was started before",
                 hint="Make a new Pipeline object for another run.",
             )
+        show_values(self.config.show_values_in_errors)
         self._lock.acquire()
         try:
             self._memory.start()

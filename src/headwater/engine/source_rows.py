@@ -7,6 +7,7 @@ import threading
 
 import pyarrow as pa
 
+from headwater.events import SourceRead
 from headwater.schema.table import ReplicatedTableSchema
 from headwater.source.rows import read_rows
 from headwater.source.session import connect
@@ -23,10 +24,10 @@ class SourceRows:
         self._lock = threading.Lock()
         self.reread = 0
 
-    def read(self, schema: ReplicatedTableSchema, keys: pa.Table) -> pa.Table:
+    def read(self, schema: ReplicatedTableSchema, keys: pa.Table) -> SourceRead:
         with connect(self._settings, application_name="headwater_reread") as connection:
-            rows = read_rows(connection, schema, keys)
+            read = read_rows(connection, schema, keys)
         with self._lock:
             self.reread += keys.num_rows
         log.info("read %d rows of %s from the source for unchanged values", keys.num_rows, schema.name)
-        return rows
+        return read

@@ -14,7 +14,8 @@ import time
 
 from headwater.engine.bell import Bell
 from headwater.engine.ownership import SyncOwnership, needs_text
-from headwater.engine.retry import Backoff
+from headwater.engine.read_on import may_read_on, reads_until
+from headwater.engine.retry import Attempts
 from headwater.engine.run import Run
 from headwater.engine.sync_slot import SyncSlot
 from headwater.engine.sync_stream import SyncStream
@@ -22,7 +23,7 @@ from headwater.engine.sync_tables import SyncTable, SyncTables
 from headwater.engine.sync_write import SyncWrite
 from headwater.errors import HeadwaterError, Meaning, StartAgain, ValueOutOfRange, meaning, passes
 from headwater.events import EventBatch
-from headwater.lsn import EndLsn
+from headwater.lsn import ZERO, EndLsn
 from headwater.schema.table import TableId
 from headwater.states import SYNC_WAIT, Actor, Phase, TableState, sync_done
 from headwater.wire.settings import ConnectSettings
@@ -59,13 +60,17 @@ class SyncFollow:
         self._ownership = SyncOwnership(schemas, slot.start)
         options = run.stream_options(binary=not any(needs_text(schema) for schema in schemas))
         self._stream = SyncStream(run, slot, settings, tables.what, options, bell)
-        self._backoff = Backoff(0.5)
+        self._attempts = Attempts(f"following the slot of the copy of {tables.what}", run.progress)
         self._position = slot.start
         """Everything before it was written, or waits in `_unwritten`."""
         self._written = slot.start
         """Up to here something was written. After a lost connection our position may lie before it."""
         self._unwritten: EventBatch | None = None
         """What nobody stands still for, while somebody does."""
+        self._reads_on_until = ZERO
+        """What waits is not written before what was committed until there has come (see `read_on`)."""
+        self._read_on = 0
+        """How often that was done for it."""
         self._asked: set[TableId] = set()
         """Those that are being handed over."""
         self._busy: set[TableId] = set()
@@ -74,6 +79,7 @@ class SyncFollow:
         self._replied_for: EndLsn | None = None
 
     def close(self) -> None:
+        self._attempts.forget()
         self._stream.close()
 
     def follow(self) -> None:
@@ -107,15 +113,13 @@ class SyncFollow:
         But while the apply worker stands still for us, all others wait with it: then a copy anew is the lesser evil, soon.
         """
         while True:
-            if self._asked_for() is not None and self._backoff.attempts >= _ATTEMPTS_WHILE_OTHERS_WAIT:
+            if self._asked_for() is not None and self._attempts.failures >= _ATTEMPTS_WHILE_OTHERS_WAIT:
                 raise GaveUpMeanwhile(
                     f"the slot of the copy of {self._tables.what} could not be followed while all others waited for it",
                     detail=error.message + (f": {error.detail}" if error.detail else ""),
                     hint="Nothing is to be done: it is copied again soon.",
                 ) from error
-            seconds = self._backoff.next_seconds()
-            log.warning("%s: following its slot again in %.1f s: %s", self._tables.what, seconds, error)
-            self._pause(seconds)
+            self._pause(self._attempts.failed(error))
             self._tables.end_stopped()
             try:
                 self._stream.connect_again()
@@ -124,7 +128,7 @@ class SyncFollow:
                 if not _passes(again):
                     raise
                 error = again
-        self._unwritten = None
+        self._unwritten, self._reads_on_until, self._read_on = None, ZERO, 0
         self._position = self._stream.confirmed
         self._distance = math.inf
 
@@ -135,7 +139,7 @@ class SyncFollow:
             self._bell.wait(min(left, _LOOK_SECONDS))
             self._run.raise_if_stopped()
             if not waited_for and self._asked_for() is not None:
-                self._backoff.reset()
+                self._attempts.forget()
                 return
 
     def _has_room(self) -> bool:
@@ -161,7 +165,7 @@ class SyncFollow:
         if asked is None:
             return
         # What was written here comes from nobody else.
-        target = max(asked, self._written)
+        target = max(asked, self._written, self._reads_on_until)
         if self._position < target and not self._seal_until(target):
             if target != self._replied_for:
                 # Everybody waits for us: without traffic the server says how far it is only when asked.
@@ -169,8 +173,8 @@ class SyncFollow:
                 self._stream.request_reply()
             return
         self._write_out(self._asked)
-        if self._position < target:
-            self._bell.ring()  # there was too much for one write: go on at once
+        if self._position < target or self._has_unwritten(self._asked):
+            self._bell.ring()  # there was too much for one write, or a table waits for more: go on at once
             return
         done = [table for table in self._tables.working if table.id in self._asked_states()]
         if done:
@@ -178,7 +182,7 @@ class SyncFollow:
             self._tables.move(done, sync_done(self._position))
             for table in done:
                 self._tables.end(table)
-            self._backoff.reset()
+            self._attempts.succeeded()
         self._keep(self._ids())
         self._confirm()
 
@@ -243,10 +247,12 @@ class SyncFollow:
             return True
         if self._run.board.in_phase(Phase.CATCHUP) and not self._is_full():
             return False  # the apply worker stands still for another worker: the machine is theirs
+        whole_until = self._stream.decoder.whole_until
+        if whole_until < self._reads_on_until and not self._is_full():
+            return False  # it is asked for with the next look
         if self._stream.decoder.has_transactions:
-            batch = self._seal()
-            self._position = batch.end_lsn
-            self._put_off(batch)
+            self._put_off(self._seal())
+        self._position = max(self._position, whole_until)
         self._write_out(self._ids())
         self._confirm()
         return True
@@ -254,26 +260,36 @@ class SyncFollow:
     def _put_off(self, batch: EventBatch) -> None:
         if max(batch.size_bytes, self._unwritten_bytes) > self._run.config.batch.max_bytes:
             # A giant lies on disk: to be put together with others it would come into memory.
-            self._write_out(self._ids())
+            self._write_out(self._ids(), alone=True)
         self._unwritten = batch if self._unwritten is None else self._unwritten.then(batch)
         self._busy = set(self._unwritten.tables)
 
-    def _write_out(self, tables: set[TableId]) -> None:
-        """Make durable what there is of these tables; the rest waits."""
+    def _write_out(self, tables: set[TableId], *, alone: bool = False) -> None:
+        """Make durable what there is of these tables; the rest waits. `alone`: nothing that follows can be added to it."""
         if self._unwritten is None:
             return
         batch, self._unwritten = self._unwritten, None
-        others = batch.without(tables)
-        if others.tables:
-            self._unwritten = others
-        self._write.persist(batch.without(others.tables.keys()))
+        others = batch.without(tables).tables.keys()
+        written = batch.without(others).read_on(batch.reads, self._position)
+        goes_on = not alone and may_read_on(batch, self._read_on, self._run.config.batch)
+        reads = self._write.persist(written, may_read_on=goes_on)
         self._written = max(self._written, batch.end_lsn)
+        left = batch.without(batch.tables.keys() - others - reads.keys())
+        if left.tables:
+            self._unwritten = left.read_on({**batch.reads, **reads}, ZERO)
+        self._reads_on_until = reads_until(reads) if reads else ZERO
+        self._read_on = self._read_on + 1 if reads else 0
+        if reads:
+            log.info("%s: reading on to %s for values that were not sent", self._tables.what, self._reads_on_until)
+
+    def _has_unwritten(self, tables: set[TableId]) -> bool:
+        return self._unwritten is not None and not tables.isdisjoint(self._unwritten.tables)
 
     def _confirm(self) -> None:
         if self._unwritten is None:
             if self._position > self._stream.confirmed:
                 # Not before: a connection that is made each time and never gets anywhere would hold others up for ever.
-                self._backoff.reset()
+                self._attempts.succeeded()
                 self._run.require_lock()
             self._stream.confirm(self._position)
 

@@ -12,18 +12,20 @@ from decimal import Decimal
 from typing import Any
 
 import numpy as np
-import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from headwater.errors import ProtocolError, SchemaError, ValueOutOfRange
-from headwater.schema.table import ReplicatedTableSchema
-from headwater.source.session import Connection, fetch_all, translated
+from headwater.errors import ProtocolError, Retry, SchemaError, ValueOutOfRange
+from headwater.events import SourceRead, SourceSnapshot
+from headwater.schema.table import ColumnSchema, ReplicatedTableSchema
+from headwater.schema.types import BUILT_IN
+from headwater.source.catalog_look import insert_position
+from headwater.source.session import Connection, fetch_all, fetch_one, translating
 from headwater.wire.copy_binary import CopyDecoder
 
 # The type modifier is left out: without one, -1 gives bpchar where NULL would give character, which is character(1).
 _TYPES = """
-SELECT attname::text, format_type(atttypid, -1) FROM pg_attribute
+SELECT attname::text, atttypid::bigint, format_type(atttypid, -1) FROM pg_attribute
 WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped
 """
 
@@ -32,9 +34,24 @@ WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped
 _OUTPUT = "CASE WHEN num_nulls(s.{0}) = 0 THEN concat(s.{0}) END"
 
 
-def read_rows(connection: Connection, schema: ReplicatedTableSchema, keys: pa.Table) -> pa.Table:
+# No column of a table can have this name.
+_WRITTEN_BY = ColumnSchema("xmin", BUILT_IN[20])
+
+
+def read_rows(connection: Connection, schema: ReplicatedTableSchema, keys: pa.Table) -> SourceRead:
     """The rows that have one of the keys now, all replicated columns; keys that are gone are missing in the answer."""
-    decoder = CopyDecoder(schema.columns)
+    with translating(f"reading rows of {schema.name}"), connection.transaction():
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        row = fetch_one(connection, "SELECT pg_current_snapshot()::text", doing="asking for the snapshot")
+        assert row is not None
+        rows = _read(connection, schema, keys)
+    written_by = rows.column(_WRITTEN_BY.name).to_numpy().astype(np.uint32)
+    snapshot, position = SourceSnapshot.parse(row[0]), insert_position(connection)
+    return SourceRead(schema, keys, rows.drop_columns([_WRITTEN_BY.name]), written_by, snapshot, position)
+
+
+def _read(connection: Connection, schema: ReplicatedTableSchema, keys: pa.Table) -> pa.Table:
+    decoder = CopyDecoder([*schema.columns, _WRITTEN_BY])
     if keys.num_rows == 0:
         return decoder.schema.empty_table()
     if not schema.key:
@@ -43,20 +60,20 @@ def read_rows(connection: Connection, schema: ReplicatedTableSchema, keys: pa.Ta
             detail="the table has no key that the publication sends",
             hint="Give the table a primary key or REPLICA IDENTITY USING INDEX.",
         )
-    types = dict(fetch_all(connection, _TYPES, (schema.id,), doing=f"reading the columns of {schema.name}"))
-    missing = [column.name for column in schema.columns if column.name not in types]
+    found = fetch_all(connection, _TYPES, (schema.id,), doing=f"reading the columns of {schema.name}")
+    types = {name: type for name, _, type in found}
+    oids = {name: oid for name, oid, _ in found}
+    missing = [column.name for column in schema.columns if oids.get(column.name) != column.type.oid]
     if missing:
         raise SchemaError(
             f"rows of {schema.name} can no longer be read under their schema",
-            detail=f"columns {', '.join(missing)} are gone from the source",
-            hint="Wait until the schema change has come through the stream, or copy the table again.",
+            detail=f"columns {', '.join(missing)} are gone from the source, or have another type",
+            hint="Nothing is to be done: the table is copied again.",
+            retry=Retry.TIMED,
         )
     parameters = [_key_texts(schema, name, keys.column(name)) for name in schema.key]
-    try:
-        with connection.cursor().copy(_statement(schema, types), parameters) as copy:
-            frames = np.frombuffer(b"".join(_frames(copy)), np.uint8)
-    except psycopg.Error as error:
-        raise translated(error, f"reading rows of {schema.name}") from error
+    with connection.cursor().copy(_statement(schema, types), parameters) as copy:
+        frames = np.frombuffer(b"".join(_frames(copy)), np.uint8)
     batch = decoder.decode(frames)
     if not decoder.ended:
         raise ProtocolError(f"COPY of {schema.name} stopped without its trailer")
@@ -86,7 +103,7 @@ def _statement(schema: ReplicatedTableSchema, types: dict[str, str]) -> sql.Comp
         sql.SQL("s.{} = k.{}").format(sql.Identifier(key), name) for name, key in zip(names, schema.key, strict=True)
     ]
     return sql.SQL(
-        "COPY (SELECT {columns} FROM {table} AS s "
+        "COPY (SELECT {columns}, s.xmin::text::int8 FROM {table} AS s "
         "JOIN (SELECT DISTINCT {casts} FROM unnest({arrays}) AS t({names})) AS k ON {matches}) "
         "TO STDOUT (FORMAT binary)"
     ).format(

@@ -11,7 +11,7 @@ from headwater.engine.run import Run
 from headwater.engine.sync_follow import SyncFollow
 from headwater.engine.sync_tables import SyncTables
 from headwater.engine.sync_write import SyncWrite
-from headwater.events import EventBatch, Transactions
+from headwater.events import EventBatch, SourceRead, Transactions
 from headwater.lsn import ZERO, EndLsn
 from headwater.schema.table import TableId
 
@@ -26,10 +26,15 @@ class Writes(SyncFollow):
         batch = SimpleNamespace(max_bytes=MAX_BYTES)
         self._run = cast(Run, SimpleNamespace(config=SimpleNamespace(batch=batch)))
         self._tables = cast(SyncTables, SimpleNamespace(working=[SimpleNamespace(id=TableId(1))]))
-        self._write = cast(SyncWrite, SimpleNamespace(persist=lambda batch: self.written.append(batch.size_bytes)))
+        self._write = cast(SyncWrite, SimpleNamespace(persist=self._persist))
         self._unwritten = None
-        self._written = ZERO
+        self._position = self._written = self._reads_on_until = ZERO
+        self._read_on = 0
         self._busy = set()
+
+    def _persist(self, batch: EventBatch, *, may_read_on: bool) -> dict[TableId, SourceRead]:
+        self.written.append(batch.size_bytes)
+        return {}
 
 
 def batch_of(end: int, size_bytes: int) -> EventBatch:

@@ -18,7 +18,7 @@ from headwater.contracts.stores import DestinationStore, DestinationTableMetadat
 from headwater.destinations.iceberg.look import table_is_gone
 from headwater.destinations.iceberg.missing import MissingValues, Target
 from headwater.destinations.iceberg.names import renamed_schema, step_in_lake_names
-from headwater.destinations.iceberg.net import NetChanges, net_changes
+from headwater.destinations.iceberg.net import NetChanges
 from headwater.destinations.iceberg.outcome import Outcome, outcome_of
 from headwater.destinations.iceberg.owner import Owner, check_for_changes
 from headwater.destinations.iceberg.parts import delta_in_parts, net_in_parts
@@ -37,7 +37,7 @@ from headwater.destinations.iceberg.watermark import (
 )
 from headwater.destinations.iceberg.writer import TableWriter
 from headwater.errors import DestinationError, DestinationUnavailable, HeadwaterError, LakeCommitUnknown
-from headwater.events import ChangeRun, Step, TruncateStep
+from headwater.events import ChangeRun, EventBatch, Step, TruncateStep
 from headwater.schema.table import TableId
 from headwater.spark.frames import FrameSpool
 from headwater.spark.session import is_jvm_lost
@@ -89,6 +89,7 @@ class _Commit:
     table: LakeTable
     metadata: DestinationTableMetadata
     mark: Watermark
+    events: EventBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +104,9 @@ class TableApply:
     known: KnownWatermarks
     disk: Spool
 
-    def apply(self, session: LakeSession, table_id: TableId, steps: Sequence[Step]) -> Applied:
-        """Write what the lake lacks of these steps."""
+    def apply(self, session: LakeSession, table_id: TableId, events: EventBatch) -> Applied:
+        """Write what the lake lacks of a table's part of the batch."""
+        steps = events.tables[table_id]
         metadata = self.store.get_destination_table_metadata(table_id)
         name = str(steps[-1].schema.name)
         if metadata is None:
@@ -126,7 +128,8 @@ class TableApply:
             start = table.snapshot_id
             assert start is not None, "a table with a watermark has a snapshot"
             try:
-                missed += self._write(_Commit(session, table, metadata, self._ours(table_id, mark)), start, rest)
+                commit = _Commit(session, table, metadata, self._ours(table_id, mark), events)
+                missed += self._write(commit, start, rest)
                 last_error = None
             except HeadwaterError:
                 raise
@@ -200,30 +203,24 @@ class TableApply:
         wanted = lake_arrow_schema(last.schema)
         rows, missed = wanted.empty_table(), 0
         if isinstance(last, ChangeRun):
-            rows, missed = self._rows_after_truncate(commit.session, _in_lake_types(last, wanted), runs[1:])
+            rows, missed = self._rows_after_truncate(commit, _in_lake_types(last, wanted), runs[1:])
         properties = snapshot_properties(mark_of(last, commit.mark))
         with self.spool.frame(commit.session.spark, rows, spark_schema(wanted)) as frame:
             done = self.writer.replace(commit.session, commit.table, start, frame, properties)
         return done.snapshot_id, missed
 
-    def _rows_after_truncate(
-        self, session: LakeSession, run: ChangeRun, later: Sequence[ChangeRun]
-    ) -> tuple[pa.Table, int]:
+    def _rows_after_truncate(self, commit: _Commit, run: ChangeRun, later: Sequence[ChangeRun]) -> tuple[pa.Table, int]:
         if run.schema.key:
-            net = self._net(session, None, run, later)
+            net = self._net(commit, None, run, later)
             return net.upserts, net.expected
         delta = delta_in_parts(run, self.disk)
         return delta.added, int(delta.removed_count.sum())
 
-    def _net(
-        self, session: LakeSession, target: Target | None, run: ChangeRun, later: Sequence[ChangeRun]
-    ) -> NetChanges:
-        schema = run.schema
-
+    def _net(self, commit: _Commit, target: Target | None, run: ChangeRun, later: Sequence[ChangeRun]) -> NetChanges:
         def net(part: ChangeRun) -> NetChanges:
-            return self.missing.complete(session, target, schema, net_changes(part, schema.key), later)
+            return self.missing.complete(commit.session, target, part, commit.events, later)
 
-        return net_in_parts(run, schema.key, self.disk, net)
+        return net_in_parts(run, run.schema.key, self.disk, net)
 
     def _merge(self, commit: _Commit, start: int, run: ChangeRun, later: Sequence[ChangeRun]) -> tuple[int, int]:
         self._in_step(commit, run, rows_are_replaced=False)
@@ -232,7 +229,7 @@ class TableApply:
         run = _in_lake_types(run, lake_arrow_schema(run.schema))
         if key:
             target = Target(table, start)
-            net = self._net(session, target, run, later)
+            net = self._net(commit, target, run, later)
             if run.schema.table_schema.strict_inserts:
                 self._refuse_met_inserts(session, target, run, net)
             done = self.writer.merge(session, table, start, key, net, properties)

@@ -22,7 +22,7 @@ from headwater.contracts.results import DropTableForCopyResult, WriteEventsResul
 from headwater.contracts.stores import DestinationStore, DestinationTableMetadata, SchemaStatus, Watermark
 from headwater.destinations.iceberg.apply import Applied, KnownWatermarks, TableApply
 from headwater.destinations.iceberg.look import LakeLook, look_at
-from headwater.destinations.iceberg.missing import MissingValues
+from headwater.destinations.iceberg.missing import MissingValues, ReadOn
 from headwater.destinations.iceberg.names import in_lake_names, lake_names, names_property, source_schema
 from headwater.destinations.iceberg.owner import Owner, Writers, check_for_copy
 from headwater.destinations.iceberg.said import translated
@@ -35,13 +35,10 @@ from headwater.destinations.iceberg.troubles import Troubles
 from headwater.destinations.iceberg.types import lake_arrow_schema, lake_identifier, quote, spark_type
 from headwater.destinations.iceberg.watermark import EPOCH, find_watermark, snapshot_properties
 from headwater.destinations.iceberg.writer import MergeWriter, TableWriter
-from headwater.errors import (
-    DestinationError,
-    HeadwaterError,
-)
-from headwater.events import EventBatch, Step, TableRows
+from headwater.errors import DestinationError, HeadwaterError
+from headwater.events import EventBatch, TableRows
 from headwater.lsn import CommitLsn, EndLsn
-from headwater.schema.table import ReplicatedTableSchema, TableId
+from headwater.schema.table import ReplicatedTableSchema, TableId, TableName
 from headwater.spark.frames import FrameSpool
 from headwater.spark.session import is_jvm_lost
 from headwater.wire.spool import Spool
@@ -87,9 +84,8 @@ class IcebergDestination(Destination):
 
     def start(self, context: RunContext) -> None:
         self._settings.prepare()
-        spark_context, warehouse = self._spark.sparkContext, self._settings.warehouse_path
-        if warehouse is not None and not is_one_process(str(spark_context.master)):
-            check_shared(spark_context, warehouse)
+        if not is_one_process(str(self._spark.sparkContext.master)):
+            self._check_shared()
         spool = FrameSpool(self._spool_location(context))
         spool.sweep()
         self._context = context
@@ -98,6 +94,12 @@ class IcebergDestination(Destination):
         self._apply = TableApply(
             self._store, context, self._writer, spool, missing, KnownWatermarks(), Spool(spool.disk())
         )
+
+    def _check_shared(self) -> None:
+        try:
+            check_shared(self._spark, self._settings.catalog, self._settings.location)
+        except Exception as error:
+            raise translated(error) from error
 
     def shutdown(self) -> None:
         self._batches.shutdown(wait=True)
@@ -170,12 +172,15 @@ class IcebergDestination(Destination):
     def _write_batch(self, events: EventBatch, result: WriteEventsResult) -> None:
         """Every table by itself: one that cannot go on is told by its name, the others of the batch are durable."""
         try:
-            work = {table: list(steps) for table, steps in events.tables.items() if steps}
-            applied, failed = self._write_tables(work)
+            names = {table: steps[-1].schema.name for table, steps in events.tables.items() if steps}
+            applied, failed = self._write_tables(events, names)
             written = {table: part.metadata for table, part in applied.items()}
-            result.missed(_told_missed(work, applied))
+            result.missed(_told_missed(names, applied))
+            waiting = {table: error for table, error in failed.items() if isinstance(error, ReadOn)}
+            result.reads_on({table: error.read for table, error in waiting.items()})
+            failed |= {table: error.without_rows() for table, error in waiting.items()}
             self._troubles.written(applied)
-            failed = self._troubles.judged(failed, {table: str(work[table][-1].schema.name) for table in failed})
+            failed = self._troubles.judged(failed, {table: str(names[table]) for table in failed})
             current = {table: metadata for table, metadata in written.items() if self._is_current(table, metadata)}
             if current:
                 self._store.store_destination_tables_metadata(current)
@@ -188,11 +193,11 @@ class IcebergDestination(Destination):
             result.done()
 
     def _write_tables(
-        self, work: dict[TableId, list[Step]]
+        self, events: EventBatch, names: Mapping[TableId, TableName]
     ) -> tuple[dict[TableId, Applied], dict[TableId, HeadwaterError]]:
         written: dict[TableId, Applied] = {}
         failed: dict[TableId, HeadwaterError] = {}
-        futures = {table: self._tables.submit(self._write_table, table, steps) for table, steps in work.items()}
+        futures = {table: self._tables.submit(self._write_table, table, name, events) for table, name in names.items()}
         # All of them to the end: a batch is tried again only when nothing of it is under way any more.
         for table, future in futures.items():
             try:
@@ -227,15 +232,15 @@ class IcebergDestination(Destination):
             return recorded is not None
         return recorded.watermark.epoch == metadata.watermark.epoch
 
-    def _write_table(self, table_id: TableId, steps: list[Step]) -> Applied:
+    def _write_table(self, table_id: TableId, name: TableName, events: EventBatch) -> Applied:
         assert self._apply is not None, "start() comes first"
-        schema, metadata = steps[-1].schema, self._store.get_destination_table_metadata(table_id)
+        metadata = self._store.get_destination_table_metadata(table_id)
         identifier = "" if metadata is None else metadata.destination_table_id
         with (
-            self._writers.writing(identifier or f"table {table_id}", table_id, schema.name),
-            self._sessions.session(f"apply changes to {schema.name}") as session,
+            self._writers.writing(identifier or f"table {table_id}", table_id, name),
+            self._sessions.session(f"apply changes to {name}") as session,
         ):
-            return self._apply.apply(session, table_id, steps)
+            return self._apply.apply(session, table_id, events)
 
     def _copy(self, session: LakeSession, schema: ReplicatedTableSchema, rows: TableRows) -> DestinationTableMetadata:
         """One lake commit that replaces whatever the table holds; readers see the old rows until then."""
@@ -331,13 +336,13 @@ class IcebergDestination(Destination):
         return str(Path(tempfile.gettempdir()) / f"headwater-{os.getuid()}" / f"spool-{which}")
 
 
-def _told_missed(work: dict[TableId, list[Step]], applied: dict[TableId, Applied]) -> dict[TableId, int]:
+def _told_missed(names: Mapping[TableId, TableName], applied: dict[TableId, Applied]) -> dict[TableId, int]:
     """Once for each batch and table. A mirror that is exact has none."""
     missed = {table: part.missed for table, part in applied.items() if part.missed}
     for table, count in missed.items():
         _log.warning(
             "table %s: %d updates or deletes found no row in the lake; compare its replica identity with its partitions'",
-            work[table][-1].schema.name,
+            names[table],
             count,
         )
     return missed

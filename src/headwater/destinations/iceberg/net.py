@@ -36,6 +36,10 @@ class Pending:
     """The key each had in the target before the run."""
     in_target: Flags
     """False where the target cannot have the value: an INSERT, or a row that the run itself had deleted before."""
+    last: Indexes
+    """The run's last change of each, by its place in the run."""
+    arrived: Indexes
+    """The change that gave each the key it has at the end; the first of the run, if it had it before."""
     missing: dict[str, Flags] = field(default_factory=dict)
     """Per column, which of these upserts lack it."""
 
@@ -169,11 +173,14 @@ def _with_previous_values(
     if not missing:
         return upserts, None
     rows = np.flatnonzero(any_missing)
-    first = first_version[rows]
+    first, last = first_version[rows], upsert_rows[rows]
+    in_place = (run.op == UPDATE) & events.upsert[events.source_event]
     return upserts, Pending(
         rows=rows,
         origin=_origin_keys(run, key, events, first),
         in_target=previous[first] == _TARGET,
+        last=last,
+        arrived=_holder(in_place, previous)[last],
         missing={name: flags[rows] for name, flags in missing.items()},
     )
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.errors import ChangeRefused, ValueGone
+from headwater.errors import ChangeRefused
 from headwater.events import DELETE, INSERT, NO_OLD, OLD_FULL, UPDATE, ChangeRun
 from headwater.schema.table import TableName
 
@@ -46,9 +46,9 @@ def refused(name: TableName | str, detail: str) -> ChangeRefused:
     )
 
 
-def value_is_gone(name: TableName | str, count: int) -> ValueGone:
+def value_is_gone(name: TableName | str, count: int) -> ChangeRefused:
     rows = "row refers" if count == 1 else "rows refer"
-    return ValueGone(
+    return ChangeRefused(
         f"a value of table {name} cannot be found",
         detail=f"{count} changed {rows} to an unchanged value that was not sent, and neither lake nor source has the row now",
         hint="The table is copied again. REPLICA IDENTITY FULL sends such values, where a row filter makes them common.",

@@ -200,6 +200,26 @@ def test_an_insert_with_an_unchanged_value_asks_the_source() -> None:
     assert net.pending.in_target.tolist() == [False]
 
 
+def test_where_a_row_took_its_key_is_remembered_through_what_left_the_key_alone() -> None:
+    net = net_changes(
+        make_run(
+            [
+                (INSERT, (1, "a", None, 5), None, NO_OLD, frozenset("v")),
+                (UPDATE, (1, "a", None, 6), None, NO_OLD, frozenset("v")),
+                (UPDATE, (9, "a", None, 6), None, NO_OLD, frozenset("v")),
+                (UPDATE, (2, "a", None, 6), (1, "a", None, None), OLD_KEY, frozenset("v")),
+                (UPDATE, (2, "a", None, 7), (2, "a", None, None), OLD_KEY, frozenset("v")),
+                (UPDATE, (2, "a", None, 8), None, NO_OLD, frozenset("v")),
+            ]
+        ),
+        ("k", "j"),
+    )
+    assert net.pending is not None
+    assert net.upserts.column("k").to_pylist() == [9, 2]
+    assert net.pending.arrived.tolist() == [2, 3]
+    assert net.pending.last.tolist() == [2, 5]
+
+
 def test_an_update_after_a_delete_in_the_run_does_not_look_into_the_target() -> None:
     net = net_changes(
         make_run(
