@@ -4,66 +4,64 @@ from __future__ import annotations
 
 from tests.fuzz.operation import PARTITIONED, PLAIN, THEN, Copies, Operation, Stage
 
-_LOOSE = (
+LOOSE = (
     "create table $t__p3(id int primary key, a int, b text);"
     " insert into $t__p3 select i, i, 'p3' from generate_series(2001, 2003) i"
 )
-_ATTACH = "alter table $t attach partition $t__p3 for values from (2000) to (3000)"
+ATTACH = "alter table $t attach partition $t__p3 for values from (2000) to (3000)"
 ROOT = (Stage.LISTED,)
 LEAF_MEMBERS = (Stage.LEAVES,)
 
 
-def _partitions(
+def partitions(
     name: str, *steps: str, copies: Copies = Copies.ANY, more: str = "", stages: tuple[Stage, ...] = ROOT
 ) -> Operation:
     return Operation(name, steps, copies, PARTITIONED + (f"; {more}" if more else ""), stages=stages)
 
 
 PARTITIONS = (
-    _partitions("root_truncated", "truncate $t", copies=Copies.NONE),
-    _partitions("leaf_truncated", "truncate $t__p1", copies=Copies.SOME),
-    _partitions("leaf_truncated_and_filled", "truncate $t__p1; insert into $t values (3, 33, 'x')", copies=Copies.SOME),
-    _partitions("leaf_truncated_and_rolled_back", "begin; truncate $t__p1; rollback", copies=Copies.NONE),
+    partitions("root_truncated", "truncate $t", copies=Copies.NONE),
+    partitions("leaf_truncated", "truncate $t__p1", copies=Copies.SOME),
+    partitions("leaf_truncated_and_filled", "truncate $t__p1; insert into $t values (3, 33, 'x')", copies=Copies.SOME),
+    partitions("leaf_truncated_and_rolled_back", "begin; truncate $t__p1; rollback", copies=Copies.NONE),
     # Leaves the same traces as a TRUNCATE of the leaf, which the stream does not tell: in doubt.
-    _partitions("leaf_vacuumed_full", "vacuum full $t__p1", copies=Copies.ANY),
-    _partitions(
+    partitions("leaf_vacuumed_full", "vacuum full $t__p1", copies=Copies.ANY),
+    partitions(
         "leaf_commented", "comment on table $t__p1 is 'x'", "grant select on $t__p1 to public", copies=Copies.NONE
     ),
-    _partitions("leaf_analyzed", "analyze $t", "create index on $t(a)", "reindex table $t__p2", copies=Copies.NONE),
-    _partitions("leaf_renamed", "alter table $t__p1 rename to $t__p9", copies=Copies.ANY),
-    _partitions("leaf_moved", "alter table $t__p1 set schema elsewhere"),
-    _partitions("leaf_made_and_filled", _LOOSE + "; " + _ATTACH, copies=Copies.SOME),
-    _partitions("leaf_attached", _ATTACH, copies=Copies.SOME, more=_LOOSE),
-    _partitions(
+    partitions("leaf_analyzed", "analyze $t", "create index on $t(a)", "reindex table $t__p2", copies=Copies.NONE),
+    partitions("leaf_renamed", "alter table $t__p1 rename to $t__p9", copies=Copies.ANY),
+    partitions("leaf_moved", "alter table $t__p1 set schema elsewhere"),
+    partitions("leaf_made_and_filled", LOOSE + "; " + ATTACH, copies=Copies.SOME),
+    partitions("leaf_attached", ATTACH, copies=Copies.SOME, more=LOOSE),
+    partitions(
         "leaf_renamed_and_attached",
-        "begin; alter table $t__p8 rename to $t__p3; " + _ATTACH + "; commit",
+        "begin; alter table $t__p8 rename to $t__p3; " + ATTACH + "; commit",
         copies=Copies.SOME,
-        more=_LOOSE.replace("$t__p3", "$t__p8"),
+        more=LOOSE.replace("$t__p3", "$t__p8"),
     ),
-    _partitions(
+    partitions(
         "leaf_created_as_partition",
         "create table $t__p3 partition of $t for values from (2000) to (3000)",
         "insert into $t values (2001, 1, 'x')",
         copies=Copies.NONE,
     ),
-    _partitions(
+    partitions(
         "leaf_created_and_filled_at_once",
         "create table $t__p3 partition of $t for values from (2000) to (3000); insert into $t values (2001, 1, 'x')",
         copies=Copies.ANY,
     ),
-    _partitions("leaf_detached", "alter table $t detach partition $t__p2", copies=Copies.SOME),
-    _partitions(
-        "leaf_detached_concurrently", "alter table $t detach partition $t__p2 concurrently", copies=Copies.SOME
-    ),
-    _partitions("leaf_dropped", "drop table $t__p2", copies=Copies.SOME),
-    _partitions(
+    partitions("leaf_detached", "alter table $t detach partition $t__p2", copies=Copies.SOME),
+    partitions("leaf_detached_concurrently", "alter table $t detach partition $t__p2 concurrently", copies=Copies.SOME),
+    partitions("leaf_dropped", "drop table $t__p2", copies=Copies.SOME),
+    partitions(
         "leaf_detached_changed_and_attached",
         "alter table $t detach partition $t__p2",
         "delete from $t__p2 where id = 1001; insert into $t__p2 values (1500, 1, 'x')",
         "alter table $t attach partition $t__p2 for values from (1000) to (2000)",
         copies=Copies.SOME,
     ),
-    _partitions(
+    partitions(
         "leaf_split",
         "begin; alter table $t detach partition $t__p2;"
         " create table $t__p2a partition of $t for values from (1000) to (1003);"
@@ -71,32 +69,32 @@ PARTITIONS = (
         " insert into $t select * from $t__p2; drop table $t__p2; commit",
         copies=Copies.ANY,
     ),
-    _partitions(
+    partitions(
         "leaf_replaced",
         "begin; alter table $t detach partition $t__p2; alter table $t__p2 rename to $t__old;"
         " create table $t__p2 (like $t__old including all); insert into $t__p2 values (1999, 9, 'new');"
         " alter table $t attach partition $t__p2 for values from (1000) to (2000); commit",
         copies=Copies.SOME,
     ),
-    _partitions(
+    partitions(
         "subtree_attached",
         "create table $t__p3(id int primary key, a int, b text) partition by range (id);"
         " create table $t__p3x partition of $t__p3 for values from (2000) to (3000);"
-        " insert into $t__p3 select i, i, 'p3' from generate_series(2001, 2003) i; " + _ATTACH,
+        " insert into $t__p3 select i, i, 'p3' from generate_series(2001, 2003) i; " + ATTACH,
         copies=Copies.SOME,
     ),
-    _partitions(
+    partitions(
         "leaf_unlogged_and_logged",
         "alter table $t__p1 set unlogged",
         "insert into $t values (60, 6, 'u'); delete from $t where id = 2",
         "alter table $t__p1 set logged",
         copies=Copies.SOME,
     ),
-    _partitions("row_moves_across_leaves", "update $t set id = id + 1010 where id = 2", copies=Copies.NONE),
-    _partitions("root_column_dropped_and_added", "alter table $t drop a, add a int default 7", copies=Copies.SOME),
-    _partitions("root_column_retyped", "alter table $t alter a type int using a * 100", copies=Copies.SOME),
-    _partitions("leaf_identity_full", "alter table $t__p1 replica identity full", "update $t set a = 7 where id = 2"),
-    _partitions(
+    partitions("row_moves_across_leaves", "update $t set id = id + 1010 where id = 2", copies=Copies.NONE),
+    partitions("root_column_dropped_and_added", "alter table $t drop a, add a int default 7", copies=Copies.SOME),
+    partitions("root_column_retyped", "alter table $t alter a type int using a * 100", copies=Copies.SOME),
+    partitions("leaf_identity_full", "alter table $t__p1 replica identity full", "update $t set a = 7 where id = 2"),
+    partitions(
         "leaf_identity_nothing_and_back",
         "alter table $t__p1 replica identity nothing",
         "insert into $t values (60, 6, 'u')",
@@ -107,11 +105,11 @@ PARTITIONS = (
 
 _P2 = ("insert into $t(id) values (1100)", "delete from $t where id = 1001")
 LEAVES = (
-    _partitions("members_root_truncated", "truncate $t", copies=Copies.NONE, stages=LEAF_MEMBERS),
-    _partitions("members_leaf_truncated", "truncate $t__p1", copies=Copies.NONE, stages=LEAF_MEMBERS),
-    _partitions("member_attached", _ATTACH, copies=Copies.SOME, more=_LOOSE, stages=LEAF_MEMBERS),
-    _partitions("member_made_and_filled", _LOOSE + "; " + _ATTACH, copies=Copies.SOME, stages=LEAF_MEMBERS),
-    _partitions(
+    partitions("members_root_truncated", "truncate $t", copies=Copies.NONE, stages=LEAF_MEMBERS),
+    partitions("members_leaf_truncated", "truncate $t__p1", copies=Copies.NONE, stages=LEAF_MEMBERS),
+    partitions("member_attached", ATTACH, copies=Copies.SOME, more=LOOSE, stages=LEAF_MEMBERS),
+    partitions("member_made_and_filled", LOOSE + "; " + ATTACH, copies=Copies.SOME, stages=LEAF_MEMBERS),
+    partitions(
         "member_detached_changed_and_attached",
         "alter table $t detach partition $t__p2",
         "delete from $t__p2 where id = 1002; insert into $t__p2 values (1500, 1, 'x')",
@@ -119,8 +117,8 @@ LEAVES = (
         copies=Copies.SOME,
         stages=LEAF_MEMBERS,
     ),
-    _partitions("member_renamed", "alter table $t__p1 rename to $t__p9", copies=Copies.SOME, stages=LEAF_MEMBERS),
-    _partitions(
+    partitions("member_renamed", "alter table $t__p1 rename to $t__p9", copies=Copies.SOME, stages=LEAF_MEMBERS),
+    partitions(
         "members_swapped",
         "alter table $t__p1 rename to $t__x; alter table $t__p2 rename to $t__p1; alter table $t__x rename to $t__p2",
         copies=Copies.SOME,
@@ -226,9 +224,9 @@ EVERYWHERE = (
     ),
     Operation(
         "leaf_attached_of_all",
-        (_ATTACH,),
+        (ATTACH,),
         Copies.SOME,
-        PARTITIONED + "; " + _LOOSE,
+        PARTITIONED + "; " + LOOSE,
         stages=(Stage.ALL, Stage.SCHEMA),
     ),
     Operation(
@@ -240,68 +238,7 @@ EVERYWHERE = (
     ),
 )
 
-MASKED = (
-    _partitions(
-        "leaf_truncated_after_the_root",
-        "truncate $t; insert into $t select i, i, 'x' from generate_series(1, 5) i",
-        "truncate $t__p1",
-        copies=Copies.SOME,
-    ),
-    _partitions(
-        "leaf_truncated_before_the_root", "truncate $t__p1", "truncate $t", "insert into $t values (7, 7, 'x')"
-    ),
-    _partitions(
-        "leaf_made_and_filled_beside_an_empty_one",
-        "create table $t__p4 partition of $t for values from (3000) to (4000)",
-        _LOOSE + "; " + _ATTACH,
-        copies=Copies.SOME,
-    ),
-    Operation(
-        "out_of_the_schema_and_back_behind_its_owner",
-        (
-            "alter table $t owner to pg_monitor",
-            "alter table $t set schema elsewhere",
-            "insert into elsewhere.$t values (50, 5, 'x'); delete from elsewhere.$t where id = 2",
-            "alter table elsewhere.$t set schema public",
-        ),
-        Copies.SOME,
-        stages=(Stage.SCHEMA,),
-    ),
-    Operation(
-        "left_and_came_back_behind_another",
-        (
-            "alter publication shop drop table $t",
-            "insert into $t values (50, 5, 'x'); delete from $t where id = 2",
-            "create table $t__x(id int primary key); alter publication shop add table $t, $t__x",
-            "grant select on $t to public",
-        ),
-        Copies.SOME,
-    ),
-    Operation(
-        "unlogged_and_logged_before_a_truncate",
-        (
-            "alter table $t set unlogged",
-            "insert into $t values (50, 5, 'x')",
-            "alter table $t set logged",
-            "truncate $t; insert into $t values (9, 9, 'x')",
-        ),
-        stages=(Stage.ALL,),
-    ),
-    Operation(
-        "unlogged_and_logged_after_a_truncate",
-        (
-            "truncate $t; insert into $t values (9, 9, 'x')",
-            "alter table $t set unlogged",
-            "insert into $t values (50, 5, 'x')",
-            "alter table $t set logged",
-        ),
-        Copies.SOME,
-        stages=(Stage.ALL,),
-    ),
-)
-"""What changes rows in silence, beside something harmless that leaves the same traces."""
-
-OPERATIONS = (*PARTITIONS, *LEAVES, *LISTED, *EVERYWHERE, *MASKED)
+OPERATIONS = (*PARTITIONS, *LEAVES, *LISTED, *EVERYWHERE)
 
 _TWO = PLAIN.replace("$t", "plain") + "; " + PARTITIONED.replace("$t", "parted")
 _ROWS = (

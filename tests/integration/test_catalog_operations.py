@@ -12,12 +12,12 @@ import pytest
 from headwater.testing.binaries import DEFAULT_VERSION
 from headwater.testing.postgres import PostgresServer
 from tests.conftest import Database
-from tests.fuzz import membership_operations, table_operations
+from tests.fuzz import masked_operations, membership_operations, table_operations
 from tests.fuzz.catalog_run import model_run
 from tests.fuzz.operation import Operation, Stage, setup
 from tests.fuzz.verdict import Moment, Problems, perform
 
-OPERATIONS = (*table_operations.OPERATIONS, *membership_operations.OPERATIONS)
+OPERATIONS = (*table_operations.OPERATIONS, *membership_operations.OPERATIONS, *masked_operations.OPERATIONS)
 CASES = [(operation, stage) for operation in OPERATIONS for stage in operation.stages]
 MOMENTS = [pytest.param(moment, id=moment.name.lower()) for moment in Moment]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -78,6 +78,8 @@ class ApplyWorker:
         """Everything before it was handed to the destination or concerns nobody."""
         self._recorded = ZERO
         self._stream: SlotStream | None = None
+        self._began = start
+        """Where the stream was begun."""
         self._decoder = run.decoder()
         self._write: _Write | None = None
         self._follow_attempts = Attempts("following the slot", run.progress)
@@ -137,7 +139,7 @@ class ApplyWorker:
         self._stream = self._slot.open(binary=self._ownership.binary)
         # A new connection sends again whatever was not confirmed; what we held of it is dropped with the decoder.
         self._decoder = self._run_.decoder()
-        self._position = self._slot.confirmed
+        self._position = self._began = self._slot.confirmed
         self._run_.told.passed(self._position)
         self._filling_since = None
         self._follow_attempts.succeeded()
@@ -396,12 +398,30 @@ class ApplyWorker:
     def _answer(self) -> None:
         """Tell tables that wait for their turn how far we are: no further batch is begun until they have come as far."""
         board = self._run_.board
+        if not self._is_fresh_for(board.in_phase(Phase.SYNC_WAIT)):
+            return
         with board.deciding:
             asking = board.in_phase(Phase.SYNC_WAIT)
-            if asking:
+            if asking and board.stream_needed_from(asking) <= self._began:
                 # Their workers may fail at this very moment: a Catchup that nobody works at would hold all tables up for ever.
                 board.move_all(dict.fromkeys(asking, catchup(self._position)), Actor.APPLY, only_from=asking)
             self._pause.look(due=False)
+
+    def _is_fresh_for(self, asking: Collection[TableId]) -> bool:
+        """Whether the stream began late enough for the tables that ask; if not, it is begun again as soon as it may be."""
+        needed = self._run_.board.stream_needed_from(asking)
+        if needed <= self._began:
+            return True
+        if self._slot.confirmed >= needed:
+            log.info("following the slot again from %s: what a partition is published as was changed", needed)
+            self._await_write()
+            # The next run must not begin before it either.
+            self._record(self._slot.confirmed)
+            self._disconnect()
+        elif self._stream is not None and time.monotonic() - self._asked_at > _LOOK_SECONDS:
+            self._asked_at = time.monotonic()
+            self._stream.request_reply()
+        return False
 
     def _take_over(self) -> None:
         """From those whose copy has come as far as we have."""

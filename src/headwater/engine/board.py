@@ -22,6 +22,7 @@ from headwater.config.pipeline import PipelineConfig
 from headwater.contracts.stores import PipelineStore
 from headwater.engine.retry import Backoff
 from headwater.errors import HeadwaterError, Retry
+from headwater.lsn import ZERO, EndLsn
 from headwater.observability.progress import Progress
 from headwater.schema.table import TableId, TableName
 from headwater.source.fingerprint import Fingerprint, to_text
@@ -46,6 +47,7 @@ class Board:
         self._fingerprints: dict[TableId, Fingerprint] = {}
         """What the catalog said when each was copied, and since then; none while a table waits for its copy."""
         self._failures: dict[TableId, int] = {}
+        self._fresh_streams: dict[TableId, EndLsn] = {}
         self._being_written: frozenset[TableId] = frozenset()
         self.written_at_once = 0
         """How many tables the apply worker's newest batch has."""
@@ -90,6 +92,7 @@ class Board:
                 self._copied.discard(table_id)
                 self._fingerprints.pop(table_id, None)
                 self._failures.pop(table_id, None)
+                self._fresh_streams.pop(table_id, None)
             self._progress.table_removed(table_id)
         self._tell()
 
@@ -138,6 +141,15 @@ class Board:
     def fingerprints(self) -> Mapping[TableId, Fingerprint]:
         with self._lock:
             return dict(self._fingerprints)
+
+    def needs_stream_from(self, table_id: TableId, position: EndLsn) -> None:
+        """The apply worker's stream must have begun there or later before it takes the table over (see the fingerprint)."""
+        with self._lock:
+            self._fresh_streams[table_id] = position
+
+    def stream_needed_from(self, tables: Iterable[TableId]) -> EndLsn:
+        with self._lock:
+            return max((self._fresh_streams.get(table, ZERO) for table in tables), default=ZERO)
 
     def was_copied(self, table_id: TableId) -> bool:
         """Whether a copy of the table was completed before, in this run or an earlier one."""

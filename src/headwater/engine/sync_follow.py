@@ -60,6 +60,9 @@ class SyncFollow:
         self._ownership = SyncOwnership(schemas, slot.start)
         options = run.stream_options(binary=not any(needs_text(schema) for schema in schemas))
         self._stream = SyncStream(run, slot, settings, tables.what, options, bell)
+        for table in tables.working:
+            if table.fingerprint is not None and table.fingerprint.needs_fresh_stream:
+                run.board.needs_stream_from(table.id, slot.start)
         self._attempts = Attempts(f"following the slot of the copy of {tables.what}", run.progress)
         self._position = slot.start
         """Everything before it was written, or waits in `_unwritten`."""

@@ -48,6 +48,7 @@ _BORN = """
             JOIN pg_attribute u ON u.attrelid = h.inhrelid AND u.attnum > 0 AND u.xmin = s.xmin AND u.cmin = s.cmin
             WHERE h.inhrelid = k.oid)
 """
+_COLUMNS_TOO = "EXISTS (SELECT FROM pg_attribute w WHERE w.attrelid = {c}.oid AND w.attnum > 0 AND w.xmin = {c}.xmin)"
 _FACTS = """
 SELECT c.oid::bigint AS id, n.nspname::text, c.relname::text, c.relkind::text,
        ARRAY[pub.oid::text, pub.version, pub.owner::text, pub.operations, pub.via_root::text, pub.generated,
@@ -55,11 +56,12 @@ SELECT c.oid::bigint AS id, n.nspname::text, c.relname::text, c.relkind::text,
        published.ties, coalesce(md5(published.qual::text), '') AS row_filter, published.attrs::int[],
        a.attnums, a.names, a.types, a.typmods, a.generated, a.expressions,
        ({identity}) AS identity,
-       ARRAY[c.relfilenode::text, c.reltoastrelid::text, c.xmin::text, c.relpersistence::text] AS storage,
+       ARRAY[c.relfilenode::text, c.reltoastrelid::text, c.xmin::text, c.relpersistence::text, ({columns_too})::text] AS storage,
        CASE WHEN c.relkind = 'p' THEN {partition_key} END AS partition_key,
        CASE WHEN c.relkind = 'p' THEN (
            SELECT json_agg(json_build_array(k.oid::bigint, k.relname, k.relkind, t.path, {born}, ({part_identity}),
-               json_build_array(k.relfilenode::bigint, k.reltoastrelid::bigint, k.xmin::text, k.relpersistence),
+               json_build_array(k.relfilenode::bigint, k.reltoastrelid::bigint, k.xmin::text, k.relpersistence,
+                                ({part_columns_too})::text),
                CASE WHEN k.relkind = 'p' THEN {part_key} END) ORDER BY k.oid)
            FROM tree t JOIN pg_class k ON k.oid = t.oid WHERE t.top = c.oid AND t.oid <> c.oid) END AS parts
 FROM pub CROSS JOIN published
@@ -84,6 +86,8 @@ _FACTS = (
     .replace("{partition_key}", _PARTITION_KEY.replace("{c}", "c"))
     .replace("{part_key}", _PARTITION_KEY.replace("{c}", "k"))
     .replace("{born}", _BORN)
+    .replace("{columns_too}", _COLUMNS_TOO.replace("{c}", "c"))
+    .replace("{part_columns_too}", _COLUMNS_TOO.replace("{c}", "k"))
 )
 _DIGESTS = "SELECT f.id, md5(f::text) FROM ({facts}) AS f"
 _IN_FULL = "SELECT md5(f::text), f.* FROM ({facts}) AS f WHERE %(wanted)s::bigint[] IS NULL OR f.id = ANY (%(wanted)s::bigint[])"
@@ -101,7 +105,7 @@ WITH RECURSIVE used(oid) AS (
     ) AS next(oid) WHERE next.oid >= 16384
 )
 SELECT t.oid::bigint, t.typtype::text, ARRAY[t.typbasetype::bigint, t.typtypmod, t.typelem::bigint],
-       (SELECT json_object_agg(e.oid, e.enumlabel) FROM pg_enum e WHERE e.enumtypid = t.oid),
+       (SELECT json_object_agg(e.oid, json_build_array(e.enumlabel, e.xmin::text)) FROM pg_enum e WHERE e.enumtypid = t.oid),
        (SELECT json_agg(json_build_array(a.attnum, a.atttypid::bigint, a.atttypmod) ORDER BY a.attnum) FROM pg_attribute a
         WHERE t.typtype = 'c' AND a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped),
        (SELECT r.rngsubtype::bigint FROM pg_range r WHERE t.oid IN (r.rngtypid, r.rngmultitypid))
@@ -251,8 +255,8 @@ def _read_identity(value: list[Any]) -> IdentityFacts:
 
 
 def _read_storage(value: list[Any]) -> StorageFacts:
-    relfilenode, toast, changed_by, persistence = value
-    return StorageFacts(int(relfilenode), int(toast), int(changed_by), persistence)
+    relfilenode, toast, changed_by, persistence, columns_too = value
+    return StorageFacts(int(relfilenode), int(toast), int(changed_by), persistence, columns_too == "true")
 
 
 def _reachable(table: Fingerprint, types: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:

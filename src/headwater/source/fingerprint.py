@@ -16,7 +16,7 @@ from typing import Any
 
 from headwater.schema.table import TableId, TableName
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,8 @@ class StorageFacts:
     changed_by: int
     """The transaction, or subtransaction, that wrote the row of pg_class last."""
     persistence: str
+    columns_too: bool = False
+    """Whether the same transaction wrote a column: a TRUNCATE does not, an ALTER TABLE that changes values does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,16 @@ class Fingerprint:
     @property
     def leaves(self) -> tuple[PartFacts, ...]:
         return tuple(part for part in self.parts if part.is_leaf)
+
+    @property
+    def needs_fresh_stream(self) -> bool:
+        """Whether a stream that began before the copy may go on with what the publication was then.
+
+        A session of the server that sends changes remembers for each leaf what it is published as. SET SCHEMA of a table above
+        the leaf changes that, where namespaces are published, and the session is not told: it leaves the leaf's changes out,
+        or sends them as the leaf's own, for as long as it lives. (Postgres 14 to 18.)
+        """
+        return any(tie.startswith("schema:") and (self.kind == "p" or tie.count(":") > 1) for tie in self.ties)
 
     def replicates(self, column: ColumnFacts) -> bool:
         """Whether the publication sends the column."""

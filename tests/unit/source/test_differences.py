@@ -9,6 +9,7 @@ import pytest
 from headwater.schema.table import TableId
 from headwater.source.differences import ToldTruncates, differences, unexplained
 from headwater.source.fingerprint import (
+    VERSION,
     ColumnFacts,
     Fingerprint,
     IdentityFacts,
@@ -33,7 +34,9 @@ ORDERS = Fingerprint(
     columns=(ColumnFacts(1, "id", 23, -1, "", ""), ColumnFacts(2, "note", 25, -1, "", "")),
     identity=KEY,
     storage=STORAGE,
-    types={"20000": {"kind": "e", "base": [0, -1, 0], "labels": {"1": "new"}, "attributes": None, "subtype": None}},
+    types={
+        "20000": {"kind": "e", "base": [0, -1, 0], "labels": {"1": ["new", "700"]}, "attributes": None, "subtype": None}
+    },
 )
 
 
@@ -51,7 +54,7 @@ def reasons(before: Fingerprint, now: Fingerprint) -> str:
 
 def test_a_fingerprint_comes_back_from_its_text_and_one_of_another_version_does_not() -> None:
     assert from_text(to_text(ROOT)) == ROOT
-    assert from_text(to_text(ROOT).replace('"version":1', '"version":2')) is None
+    assert from_text(to_text(ROOT).replace(f'"version":{VERSION}', '"version":1')) is None
     assert from_text("") is None
     assert from_text("{}") is None
 
@@ -67,7 +70,9 @@ def test_a_fingerprint_comes_back_from_its_text_and_one_of_another_version_does_
         replace(ORDERS, storage=replace(STORAGE, changed_by=800)),
         replace(ORDERS, identity=replace(KEY, primary_key_oid=901)),
         replace(ORDERS, ties=(*ORDERS.ties, "schema:12@602@1")),
-        replace(ORDERS, types={"20000": {**ORDERS.types["20000"], "labels": {"1": "new", "2": "added"}}}),
+        replace(
+            ORDERS, types={"20000": {**ORDERS.types["20000"], "labels": {"1": ["new", "700"], "2": ["added", "701"]}}}
+        ),
     ],
     ids=["owner of the publication", "vacuum full", "grant", "primary key made again", "one tie more", "label added"],
 )
@@ -93,7 +98,8 @@ def test_what_is_provably_harmless_is_no_difference(now: Fingerprint) -> None:
         (replace(ORDERS, storage=replace(STORAGE, relfilenode=9, toast=10)), "rewritten"),
         (replace(ORDERS, columns=(ORDERS.columns[0], ColumnFacts(3, "note", 25, -1, "", ""))), '"note" was added'),
         (replace(ORDERS, identity=replace(KEY, kind="f")), "replica identity"),
-        (replace(ORDERS, types={"20000": {**ORDERS.types["20000"], "labels": {"1": "old"}}}), "label"),
+        (replace(ORDERS, types={"20000": {**ORDERS.types["20000"], "labels": {"1": ["old", "701"]}}}), "label"),
+        (replace(ORDERS, types={"20000": {**ORDERS.types["20000"], "labels": {"1": ["new", "702"]}}}), "label"),
         (replace(ORDERS, types={"20000": {**ORDERS.types["20000"], "attributes": [[1, 23, -1]]}}), "altered"),
     ],
 )
@@ -116,6 +122,29 @@ def test_without_a_toast_relation_a_new_file_is_in_doubt_unless_the_stream_told_
     assert unexplained(found, small, now, ToldTruncates()) == found
     assert unexplained(found, small, now, ToldTruncates([801])) == found
     assert unexplained(found, small, now, ToldTruncates([800])) == []
+    altered = replace(small, storage=replace(now.storage, columns_too=True))
+    assert unexplained(differences(small, altered), small, altered, ToldTruncates([800]))
+
+
+def test_a_toast_relation_that_came_with_a_column_which_is_gone_again_does_not_hide_a_rewrite() -> None:
+    small = replace(ORDERS, storage=replace(STORAGE, toast=0))
+    assert "rewritten" in reasons(small, replace(small, storage=replace(STORAGE, relfilenode=999)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "ties", "needs"),
+    [
+        ("p", ("schema:12@602@1",), True),
+        ("r", ("schema:12@602@1:500@9",), True),
+        ("r", ("schema:12@602@1",), False),
+        ("p", ("table:11@601",), False),
+        ("p", ("all:10",), False),
+    ],
+)
+def test_what_is_published_by_the_namespace_of_a_table_above_it_needs_a_stream_that_began_after_the_copy(
+    kind: str, ties: tuple[str, ...], needs: bool
+) -> None:
+    assert replace(ORDERS, kind=kind, ties=ties).needs_fresh_stream is needs
 
 
 def test_a_truncate_of_the_root_explains_all_leaves_and_one_of_a_leaf_is_in_doubt() -> None:
