@@ -95,6 +95,11 @@ def carried(before: TableState, after: TableState) -> TableState:
     return replace(after, take_over=after.phase in BEFORE_THE_COPY_ENDS and (after.take_over or before.take_over))
 
 
+def to_be_copied(before: TableState | None, *, take_over: bool = False) -> TableState:
+    """Init, for a table that had this state: that there was a copy before stays on record, so the next one is a whole one."""
+    return replace(INIT, take_over=take_over, copied=before is not None and before.copied)
+
+
 IN_MEMORY_ONLY = frozenset({Phase.SYNC_WAIT, Phase.CATCHUP})
 
 TRANSITIONS: dict[tuple[Phase, Actor], frozenset[Phase]] = {

@@ -59,13 +59,13 @@ class Table:
     """Type by name, without generated ones."""
 
 
-FOCUSED = 10_000
-"""From this seed on."""
+FOCUSED, MASKED = 10_000, 20_000
+"""From these seeds on. (A list that grows makes other scripts of the seeds there are.)"""
 
 
 class Generator:
     """A focused seed has few kinds of statements, and few of them in a round: what one of them does is not covered up by
-    another that has the same table copied anyway."""
+    another that has the same table copied anyway. Masked: there is something else with the same traces too."""
 
     def __init__(self, seed: int, database: Database) -> None:
         self._random = random.Random(seed)
@@ -75,6 +75,7 @@ class Generator:
             *[self._harmless, self._columns, self._columns, self._identity, self._names, self._types, self._storage],
             *[self._partitions] * 2,
             *[self._publication] * 2,
+            *([self._masked] * 3 if seed >= MASKED else []),
         ]
         self._kinds = self._random.sample(kinds, self._random.choice([1, 1, 2])) if seed >= FOCUSED else kinds
         self.rounds, self.statements = (12, self._random.choice([2, 3, 5])) if seed >= FOCUSED else (6, 15)
@@ -286,5 +287,44 @@ class Generator:
                     rows,
                     f"{alter} set (publish_via_partition_root = true)",
                 ],
+            ]
+        )
+
+    def _masked(self, table: Table) -> Sequence[str]:
+        """There and back, with rows in between; or beside what the stream tells."""
+        alter, column, fresh = f"alter table {table.name}", self._column(table), self._name("c")
+        (label, *_) = self._database.execute("select unnest(enum_range(null::mood))::text")[0]
+        bare, values = table.name.split(".")[-1], ", ".join(self._value(type) for type in table.columns.values())
+        insert = f"insert into {table.name} ({', '.join(table.columns)}) values ({values})"
+        times = self._random.randrange(2, 9)
+        return self._random.choice(
+            [
+                [
+                    f"alter type mood rename value '{label}' to '{fresh}'",
+                    f"insert into typed(id, m) values ({self._fresh + 500}, '{fresh}')",
+                    f"alter type mood rename value '{fresh}' to '{label}'",
+                ],
+                [f"{alter} add {fresh} text", f"{alter} alter id type int using id + {times}", f"{alter} drop {fresh}"],
+                [f"begin; truncate {table.name}; {insert}; {alter} alter {column} type int using {times}; commit"],
+                [
+                    "begin; truncate made; insert into made(id, a) values (1, 1); alter table made alter a type int using 7;"
+                    " commit"
+                ],
+                [f"begin; truncate {table.name}; {insert}; commit", f"grant select on {table.name} to public"],
+                [f"{alter} alter {column} type int using {times}", f"vacuum full {table.name}"],
+                [
+                    f"{alter} set schema elsewhere",
+                    f"insert into elsewhere.{bare}(id) values ({self._fresh % 100})",
+                    f"alter table elsewhere.{bare} set schema public",
+                    insert,
+                ],
+                [
+                    "alter publication shop drop tables in schema public",
+                    insert,
+                    "alter publication shop add tables in schema public",
+                ],
+                ["alter type pair drop attribute n", "alter type pair add attribute n int"],
+                [f"alter schema public rename to {fresh}", f"alter schema {fresh} rename to public"],
+                [f"{alter} alter {column} type int using {times}"],
             ]
         )

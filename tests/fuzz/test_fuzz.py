@@ -19,7 +19,6 @@ SEEDS = {"seed_1": 1, "seed_2": 2} | NAMED_SEEDS
 
 
 @pytest.mark.invariant(17)
-@pytest.mark.parametrize("seed", SEEDS.values(), ids=SEEDS.keys())
 def test_random_catalog_statements_leave_every_table_equal(database: Database, seed: int) -> None:
     generator = Generator(seed, database)
     with model_run(database, generator.setup()) as run:

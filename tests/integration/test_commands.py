@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from headwater.config import TableSyncCopyConfig
+from headwater.config.pipeline import TableSyncCopyMode
 from headwater.engine import watch
 from headwater.events import TableRows
 from headwater.schema.table import TableId
@@ -98,13 +100,16 @@ def test_rollback_of_a_stopped_pipelines_table_never_leads_straight_to_ready(sho
     with running(shop, mirror, PostgresStore(shop.settings, 1)) as run:
         make_dates_fail(shop, run)
         run.stop()
-    shop.execute("delete from dates")
+    shop.execute("delete from dates; insert into dates values (2, '2026-01-01')")
     said = headwater("rollback", file, "public.dates")
     assert f"when the pipeline is run: headwater run {file}" in said
     assert shop.value("select count(*) from headwater.table_states where state ->> 'phase' = 'init'") == 1
-    with running(shop, mirror, PostgresStore(shop.settings, 1)) as run:
+    # It was copied before: that a first copy would be skipped is no matter any more.
+    skip = TableSyncCopyConfig(mode=TableSyncCopyMode.SKIP_ALL)
+    with running(shop, mirror, PostgresStore(shop.settings, 1), table_sync_copy=skip) as run:
         wait_ready(run, "dates", "orders")
         assert mirror.copies.count("dates") == 2
+        run.assert_equal("dates", "orders")
 
 
 def test_rollback_is_only_for_tables_that_stopped(shop: Database, file: Path) -> None:

@@ -6,7 +6,6 @@ Only state is changed here. The lake keeps its rows until the new copy replaces 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -17,7 +16,7 @@ from headwater.errors import PipelineLocked
 from headwater.schema.table import TableId
 from headwater.source.lock import PipelineLock
 from headwater.source.slots import apply_slot_name, create_slot, drop_slot
-from headwater.states import INIT
+from headwater.states import to_be_copied
 from headwater.wire.connection import WireConnection
 
 _LOCK_SECONDS = 1.0
@@ -98,6 +97,5 @@ def _some(pipeline: Controlled, tables: Sequence[TableId], take_over: bool) -> i
 
 def _ask(pipeline: Controlled, tables: Sequence[TableId], take_over: bool = False) -> None:
     states = pipeline.store.get_table_states()
-    # That there was a copy before stays on record: a table whose first copy was skipped is copied now.
-    wanted = [(table, replace(INIT, take_over=take_over, copied=states.get(table, INIT).copied)) for table in tables]
+    wanted = [(table, to_be_copied(states.get(table), take_over=take_over)) for table in tables]
     pipeline.store.update_table_states(wanted)

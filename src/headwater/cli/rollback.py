@@ -13,7 +13,7 @@ import click
 
 from headwater.cli.control import controlled
 from headwater.errors import StateError
-from headwater.states import INIT, Phase
+from headwater.states import Phase, to_be_copied
 
 
 @click.command()
@@ -38,5 +38,5 @@ def rollback(settings_file: Path, table: str) -> None:
             )
         # An older version may have made the store, with fewer tables.
         pipeline.store.start()
-        pipeline.store.update_table_state(known[table], INIT)
+        pipeline.store.update_table_state(known[table], to_be_copied(state))
         click.echo(f"{table} goes back to init: it is copied again {pipeline.when()}")

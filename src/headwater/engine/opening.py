@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 
 from headwater.config.pipeline import InvalidatedSlotBehavior
 from headwater.contracts.stores import APPLY
@@ -32,7 +31,7 @@ from headwater.source.slots import (
     sync_slots,
 )
 from headwater.source.timeline import ServerHistory, server_history
-from headwater.states import AFTER_CRASH, INIT, Phase, carried
+from headwater.states import AFTER_CRASH, Phase, carried, to_be_copied
 from headwater.wire.connection import WireConnection
 
 log = logging.getLogger(__name__)
@@ -129,10 +128,10 @@ def settle_states(run: Run, connection: Connection, tables: Sequence[PublishedTa
             reason = _why_not(fingerprint, look.tables[table.id])
             if reason:
                 log.warning("table %s is copied again: %s", table.name, reason)
-                state, fingerprint = replace(INIT, copied=state.copied), None
+                state, fingerprint = to_be_copied(state), None
                 run.store.update_table_state(table.id, state)
         elif state is not None and AFTER_CRASH[state.phase] is not state.phase:
-            state = carried(state, replace(INIT, copied=state.copied))
+            state = carried(state, to_be_copied(state))
             run.store.update_table_state(table.id, state)
         run.board.load(table.id, table.name, state, fingerprint)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 
 from headwater.contracts.stores import (
@@ -20,7 +19,7 @@ from headwater.contracts.stores import (
 from headwater.errors import StoreError
 from headwater.lsn import EndLsn
 from headwater.schema.table import SnapshotId, TableId, TableSchema
-from headwater.states import INIT, TableState
+from headwater.states import TableState, to_be_copied
 
 HISTORY_KEPT = 16
 """Earlier states kept for rollback; also the bound in update_states of queries.sql."""
@@ -143,9 +142,7 @@ class MemoryStore(PipelineStore):
     def apply_table_state_operation(self, operation: TableStateOperation) -> int:
         with self._lock:
             if operation.kind is OperationKind.RESET_FOR_RESYNC:
-                self._states = {
-                    table_id: [replace(INIT, copied=states[0].copied)] for table_id, states in self._states.items()
-                }
+                self._states = {table_id: [to_be_copied(states[0])] for table_id, states in self._states.items()}
                 self._progress.pop(APPLY, None)
                 self._lineage = None
                 return len(self._states)
