@@ -15,6 +15,7 @@ from headwater.testing.compare import compare_table
 from headwater.testing.lake_rows import open_lake
 from headwater.testing.postgres import PostgresServer
 from tests.conftest import Database
+from tests.integration.behind import behind
 from tests.integration.catalog_lake import LakeRun, lake_run
 from tests.integration.lake import EXTENSIONS
 
@@ -33,6 +34,7 @@ SHOP = [
     "insert into items select i, i, 'i' from generate_series(1, 50) i",
     "create publication shop for table orders, items",
 ]
+LARGE = "alter table orders alter note set storage external; update orders set note = repeat('x', 9000)"
 
 
 def change(run: LakeRun, by: int) -> None:
@@ -148,6 +150,45 @@ def test_a_table_that_another_program_changed_in_the_lake_ends_equal_or_fails_al
         change(run, 4)
         run.barrier()
         assert_equal_or_loud(run, allowed)
+        run.stop()
+
+
+LAKE_READS = (
+    "headwater.destinations.iceberg.apply:LakeTable.load",
+    "headwater.destinations.iceberg.apply:steps_after",
+    "headwater.destinations.iceberg.table:LakeTable.stage",
+    "headwater.destinations.iceberg.missing:MissingValues._read_target",
+)
+
+
+@pytest.mark.invariant(6)
+@pytest.mark.parametrize(
+    "act", [compact_and_expire, pytest.param(roll_back, marks=pytest.mark.slow)], ids=lambda act: act.__name__
+)
+@pytest.mark.parametrize("read", LAKE_READS)
+def test_what_another_program_does_behind_a_read_of_the_lake_ends_equal_or_loud(
+    database: Database, spark: SparkSession, tmp_path: Path, read: str, act: Callable[[Lake], None]
+) -> None:
+    """Whatever was read is pinned to a lake snapshot; what was committed since is merged with, or ends the attempt."""
+    lake, moments = Lake(spark, tmp_path), iter((False, True))
+    with lake_run(database, spark, tmp_path, [*SHOP, LARGE]) as run:
+        run.start()
+        run.wait_settled()
+        change(run, 1)
+        run.barrier()
+
+        def meanwhile() -> None:
+            # Not behind the first: that one may be of the other table.
+            if next(moments, False):
+                act(lake)
+
+        with behind(read, meanwhile):
+            for by in (2, 3, 4):
+                change(run, by)
+                run.execute(f"update orders set id = {2000 + by} where id = {10 + by}")
+                run.barrier()
+        assert next(moments, None) is None, "the read was not made twice"
+        assert_equal_or_loud(run, None if act is compact_and_expire else ORDERS)
         run.stop()
 
 
