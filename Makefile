@@ -1,7 +1,7 @@
 # Every target sets up what it needs by itself, in .venv and the user's cache directory; the second time that takes no time.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-versions test-all lint bench lock clean
+.PHONY: help setup demo test test-versions test-mutations test-all lint bench lock clean
 
 BIN := .venv/bin
 # Options for pytest, such as: make test ARGS="-k toast -x"
@@ -11,7 +11,7 @@ COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gen
 	--no-emit-index-url --no-emit-find-links --no-annotate --no-header
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## make .venv, and fetch packages, Java if there is none, jars and a Postgres server
 	@tools/setup.sh
@@ -32,6 +32,10 @@ test-versions: ## run only the tests that talk to servers of every supported ver
 test-all: ## run the slow proofs too: five million rows in a transaction, 1,000 tables in a lake, an idle minute
 	@tools/setup.sh
 	$(BIN)/pytest $(ARGS)
+
+test-mutations: ## take back each mend, one at a time, and see that a test or a seed of the fuzzer notices
+	@tools/setup.sh
+	$(BIN)/pytest tests/mutations $(ARGS)
 
 lint: ## check style, types, and who imports whom
 	@tools/setup.sh --packages-only

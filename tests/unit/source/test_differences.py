@@ -107,6 +107,17 @@ def test_what_the_stream_does_not_tell_is_a_reason_to_copy_again(now: Fingerprin
     assert reason in reasons(ORDERS, now)
 
 
+def test_another_expression_of_a_generated_column_that_is_sent_is_a_reason() -> None:
+    sent = replace(ORDERS.publication, generated="s")
+    made, other = (
+        replace(ORDERS, publication=sent, columns=(ORDERS.columns[0], ColumnFacts(2, "note", 25, -1, "s", expression)))
+        for expression in ("a", "b")
+    )
+    assert "expression" in reasons(made, other)
+    unsent = [replace(table, publication=ORDERS.publication) for table in (made, other)]
+    assert differences(*unsent) == []
+
+
 def test_with_identity_full_a_primary_key_that_was_away_is_a_reason_and_one_more_tie_with_a_row_filter_too() -> None:
     full = replace(ORDERS, identity=replace(KEY, kind="f"))
     assert "primary key" in reasons(full, replace(full, identity=replace(full.identity, primary_key_oid=901)))
