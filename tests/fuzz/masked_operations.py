@@ -114,6 +114,16 @@ TABLES = (
         NARROW,
     ),
     Operation(
+        "truncated_and_retyped_under_a_savepoint_without_toast",
+        (
+            "begin; truncate $t; insert into $t values (7, 7); savepoint s; "
+            + _RETYPE
+            + "; release s; alter table $t set (fillfactor = 80); commit",
+        ),
+        Copies.SOME,
+        NARROW,
+    ),
+    Operation(
         "row_type_altered",
         ("alter table $t__inner add y int",),
         Copies.SOME,
@@ -189,6 +199,38 @@ MEMBERS = (
         ),
         Copies.SOME,
         stages=(Stage.ALL,),
+    ),
+    partitions(
+        "all_leaves_truncated_after_the_root",
+        "truncate $t; insert into $t values (7, 7, 'x'), (1007, 7, 'x')",
+        "truncate $t__p1, $t__p2",
+        copies=Copies.SOME,
+    ),
+    partitions(
+        "leaf_truncated_after_the_root_and_all_granted",
+        "truncate $t; insert into $t values (7, 7, 'x'), (1007, 7, 'x')",
+        "truncate $t__p1",
+        "grant select on $t__p1, $t__p2 to public",
+        copies=Copies.SOME,
+    ),
+    partitions(
+        "leaf_made_and_filled_beside_a_rolled_back_grant",
+        f"begin; {LOOSE}; {ATTACH}; commit",
+        "begin; grant select (a) on $t__p3 to public; rollback",
+        copies=Copies.SOME,
+    ),
+    partitions(
+        "leaf_made_filled_and_dropped",
+        "create table $t__p3 partition of $t for values from (2000) to (3000)",
+        "insert into $t values (2001, 1, 'x')",
+        "drop table $t__p3",
+    ),
+    partitions(
+        "leaf_made_filled_and_dropped_beside_a_new_one",
+        "create table $t__p3 partition of $t for values from (2000) to (3000)",
+        "insert into $t values (2001, 1, 'x')",
+        "drop table $t__p3",
+        "create table $t__p4 partition of $t for values from (4000) to (5000)",
     ),
     partitions(
         "leaf_detached_filled_and_attached_at_once",

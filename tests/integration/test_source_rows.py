@@ -10,12 +10,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headwater.errors import SchemaError
+from headwater.errors import SchemaError, ServerError
 from headwater.schema.arrow import arrow_schema
 from headwater.schema.table import ReplicatedTableSchema, TableId
+from headwater.source import rows
 from headwater.source.catalog import load_table_schemas
 from headwater.source.rows import read_rows
-from headwater.source.session import Connection, connect
+from headwater.source.session import LOCK_NOT_AVAILABLE, Connection, connect
 
 
 @pytest.fixture
@@ -115,3 +116,52 @@ def test_a_schema_that_is_no_longer_true_is_an_error(database: Any, session: Con
         read_rows(session, schema, keys)
     with pytest.raises(SchemaError, match="by key"):
         read_rows(session, keyless, keys)
+
+
+KEY_1 = pa.table({"id": pa.array([1], pa.int32())})
+
+
+def test_rows_of_tables_that_inherit_are_not_the_tables_own(database: Any, session: Connection) -> None:
+    database.execute(
+        "create table t(id int primary key, b text); create table child(primary key (id)) inherits (t);"
+        " insert into t values (1, 'own'); insert into child values (1, 'another'); create publication p for table only t"
+    )
+    assert read_rows(session, load(database, session, "t"), KEY_1).rows["b"].to_pylist() == ["own"]
+
+
+def test_a_table_is_read_by_its_oid_whatever_has_its_name_now(database: Any, session: Connection) -> None:
+    database.execute(
+        "create table t(id int primary key, b text); insert into t values (1, 'own'); create publication p for table t;"
+        " create table other(id int primary key, b text); insert into other values (1, 'another')"
+    )
+    schema = load(database, session, "t")
+    database.execute("alter table t rename to before; alter table other rename to t")
+    assert read_rows(session, schema, KEY_1).rows["b"].to_pylist() == ["own"]
+    database.execute("drop table before")
+    with pytest.raises(SchemaError, match="no longer be read") as raised:
+        read_rows(session, schema, KEY_1)
+    assert "dropped" in raised.value.detail
+
+
+def test_a_table_that_another_session_has_for_itself_is_not_waited_for_long(
+    database: Any, session: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "_LOCK_SECONDS", 0.1)
+    database.execute("create table t(id int primary key); create publication p for table t")
+    schema = load(database, session, "t")
+    with database.connect() as other, other.transaction():
+        other.execute("lock table t")
+        with pytest.raises(ServerError) as raised:
+            read_rows(session, schema, KEY_1)
+    assert raised.value.sqlstate == LOCK_NOT_AVAILABLE
+    assert read_rows(session, schema, KEY_1).rows.num_rows == 0
+
+
+def test_a_check_of_a_domain_does_not_run_when_keys_are_read(database: Any, session: Connection) -> None:
+    """What the source's owners wrote would run with our rights."""
+    database.execute(
+        "create function refuse(v int) returns bool language plpgsql as $$ begin raise 'it ran'; end $$;"
+        " create domain d as int; create table t(id d primary key, b text); insert into t values (1, 'x');"
+        " create publication p for table t; alter domain d add check (refuse(value)) not valid"
+    )
+    assert read_rows(session, load(database, session, "t"), KEY_1).rows["b"].to_pylist() == ["x"]

@@ -227,6 +227,9 @@ class ApplyWorker:
             return None
         self._position = changes.end_lsn
         self._ownership.check_leaves(changes.leaves)
+        if changes.leaves:
+            # Before anything of this batch is: once progress is past them, nothing else would tell of a leaf that is gone.
+            self._until_recorded("partitions", lambda: self._run_.board.leaves_told(changes.leaves))
         self._run_.told.note(changes)
         self._run_.told.passed(self._position)
         batch, changed = EventBatch.of(changes), self._ownership.take_changed()
@@ -261,7 +264,7 @@ class ApplyWorker:
             return
         if write.again_at is not None:
             if time.monotonic() >= write.again_at:
-                self._hand_to_destination(write.batch)
+                self._hand_to_destination(write.batch, read_on=write.read_on)
             return
         for table, count in write.pending.missed.items():
             self._run_.progress.missed(table, count)

@@ -25,8 +25,9 @@ from headwater.errors import HeadwaterError, Retry
 from headwater.lsn import ZERO, EndLsn
 from headwater.observability.progress import Progress
 from headwater.schema.table import TableId, TableName
-from headwater.source.fingerprint import Fingerprint, to_text
+from headwater.source.fingerprint import Fingerprint, UnseenLeaf, to_text
 from headwater.states import INIT, Actor, Phase, TableState, carried, check_transition, errored
+from headwater.wire.changes import ToldLeaf
 
 log = logging.getLogger(__name__)
 
@@ -127,12 +128,40 @@ class Board:
                     table for table in asked if table in self._states and self._states[table].phase is not Phase.INIT
                 ]
 
-    def fingerprinted(self, fingerprints: Mapping[TableId, Fingerprint]) -> None:
-        """Record what the catalog says of tables, from now on what the next look is held against."""
+    def fingerprinted(
+        self,
+        fingerprints: Mapping[TableId, Fingerprint],
+        *,
+        only_from: Mapping[TableId, Fingerprint] = MappingProxyType({}),
+    ) -> None:
+        """Record what the catalog says of tables, from now on what the next look is held against.
+
+        A table that is not at the fingerprint that `only_from` has for it is passed over.
+        """
         with self._recording:
+            with self._lock:
+                fingerprints = {
+                    id: found
+                    for id, found in fingerprints.items()
+                    if id not in only_from or self._fingerprints.get(id) is only_from[id]
+                }
+            if not fingerprints:
+                return
             self._store.store_table_fingerprints({id: to_text(found) for id, found in fingerprints.items()})
             with self._lock:
                 self._fingerprints.update({id: found for id, found in fingerprints.items() if id in self._states})
+
+    def leaves_told(self, leaves: Iterable[ToldLeaf]) -> None:
+        """The stream told changes of these: those that no look has shown yet are put on record, until one does."""
+        with self._recording:
+            for leaf in leaves:
+                known, oid = self.fingerprint(leaf.root_id), leaf.relation.id
+                if known is None or oid in {*(part.oid for part in known.parts), *(part.oid for part in known.unseen)}:
+                    continue
+                # What went before the copy is in no copy.
+                if leaf.commit_lsn.value >= known.copied_at:
+                    told = UnseenLeaf(oid, leaf.relation.name.name, leaf.commit_lsn.value)
+                    self.fingerprinted({leaf.root_id: replace(known, unseen=(*known.unseen, told))})
 
     def fingerprint(self, table_id: TableId) -> Fingerprint | None:
         with self._lock:

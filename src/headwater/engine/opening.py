@@ -15,7 +15,7 @@ from headwater.engine.run import Run
 from headwater.engine.slot_watch import NO_LOCK, SlotWatch
 from headwater.lsn import EndLsn
 from headwater.source.catalog_look import Look
-from headwater.source.differences import differences
+from headwater.source.differences import differences, gone_leaves
 from headwater.source.fingerprint import Fingerprint, from_text
 from headwater.source.publication import PublishedTable
 from headwater.source.session import Connection
@@ -125,7 +125,7 @@ def settle_states(run: Run, connection: Connection, tables: Sequence[PublishedTa
             log.warning("table %s joined the publication while the pipeline was stopped: it is copied", table.name)
         if state is not None and AFTER_CRASH[state.phase] in _GOES_ON:
             fingerprint = from_text(recorded.get(table.id, ""))
-            reason = _why_not(fingerprint, look.tables[table.id])
+            reason = _why_not(fingerprint, look.tables[table.id], look.since)
             if reason:
                 log.warning("table %s is copied again: %s", table.name, reason)
                 state, fingerprint = to_be_copied(state), None
@@ -136,7 +136,7 @@ def settle_states(run: Run, connection: Connection, tables: Sequence[PublishedTa
         run.board.load(table.id, table.name, state, fingerprint)
 
 
-def _why_not(recorded: Fingerprint | None, now: Fingerprint) -> str:
+def _why_not(recorded: Fingerprint | None, now: Fingerprint, since: EndLsn) -> str:
     """Why a copy that an earlier run made is not to be relied on; empty if nothing speaks against it.
 
     What a TRUNCATE in the stream may explain waits for the stream.
@@ -146,5 +146,5 @@ def _why_not(recorded: Fingerprint | None, now: Fingerprint) -> str:
             "it is not known what happened to it while the pipeline was stopped; "
             "no fingerprint of it is on record, because an earlier version or a store that keeps none recorded its state"
         )
-    found = differences(recorded, now)
+    found = [*differences(recorded, now), *gone_leaves(recorded, now, since)]
     return "; ".join(d.reason for d in found) if any(d.storage is None for d in found) else ""

@@ -61,7 +61,7 @@ class SyncFollow:
         options = run.stream_options(binary=not any(needs_text(schema) for schema in schemas))
         self._stream = SyncStream(run, slot, settings, tables.what, options, bell)
         for table in tables.working:
-            if table.fingerprint is not None and table.fingerprint.needs_fresh_stream:
+            if table.fingerprint is not None and table.fingerprint.needs_fresh_stream(run.server.version_number):
                 run.board.needs_stream_from(table.id, slot.start)
         self._attempts = Attempts(f"following the slot of the copy of {tables.what}", run.progress)
         self._position = slot.start

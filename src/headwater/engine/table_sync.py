@@ -163,7 +163,7 @@ class TableSyncWorker:
         """Under the lock and before the slot: whatever changes from here on is found by a look, or told by the stream."""
         look = CatalogLooks(self._run_.config.publication_name).look(admin)
         tables = {table.id: table for table in self._tables.working}
-        found = {id: look.tables[id] for id in tables if id in look.tables}
+        found = {id: replace(look.tables[id], copied_at=look.since.value) for id in tables if id in look.tables}
         for id, fingerprint in found.items():
             tables[id].fingerprint = fingerprint
         self._run_.board.fingerprinted(found)

@@ -1,4 +1,4 @@
-"""What the apply worker's stream has told so far: how far it has come, which tables were truncated, which leaves had changes.
+"""What the apply worker's stream has told so far: how far it has come, which tables were truncated.
 
 The look at the catalog runs ahead of the stream, so a difference that the stream will explain waits until the stream has passed
 the position of the look. Written by the apply worker's thread, read by the supervising one.
@@ -7,22 +7,14 @@ the position of the look. Written by the apply worker's thread, read by the supe
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass
 
 from headwater.lsn import ZERO, EndLsn
 from headwater.schema.table import TableId
 from headwater.source.differences import ToldTruncates
-from headwater.wire.changes import Changes, ToldLeaf, ToldTruncate
+from headwater.wire.changes import Changes, ToldTruncate
 
 _KEPT = 1000
 """Truncates of a table between two fingerprints; the newest count."""
-
-
-@dataclass(frozen=True, slots=True)
-class TransientLeaf:
-    root_id: TableId
-    name: str
 
 
 class StreamTold:
@@ -31,7 +23,6 @@ class StreamTold:
         self._position = ZERO
         self._wanted = ZERO
         self._truncates: dict[TableId, list[ToldTruncate]] = {}
-        self._leaves: dict[TableId, ToldLeaf] = {}
 
     # The apply worker's side.
 
@@ -41,9 +32,6 @@ class StreamTold:
                 kept = self._truncates.setdefault(truncate.table_id, [])
                 kept.append(truncate)
                 del kept[:-_KEPT]
-            for leaf in changes.leaves:
-                # The first time counts: a look behind it decides whether the leaf is there.
-                self._leaves.setdefault(leaf.relation.id, leaf)
 
     def passed(self, position: EndLsn) -> None:
         """All before it was decoded, whoever it concerns."""
@@ -74,11 +62,3 @@ class StreamTold:
             kept = [told for told in self._truncates.pop(table_id, ()) if told.commit_lsn.at_or_past(before)]
             if kept:
                 self._truncates[table_id] = kept
-
-    def leaves_before(self, position: EndLsn) -> Mapping[TableId, TransientLeaf]:
-        """The leaves that had changes before it, and are not asked for again."""
-        with self._lock:
-            found = {oid: leaf for oid, leaf in self._leaves.items() if not leaf.commit_lsn.at_or_past(position)}
-            for oid in found:
-                del self._leaves[oid]
-        return {oid: TransientLeaf(leaf.root_id, leaf.relation.name.name) for oid, leaf in found.items()}

@@ -20,7 +20,7 @@ from headwater.errors import HeadwaterError
 from headwater.lsn import ZERO, EndLsn
 from headwater.schema.table import TableId
 from headwater.source.catalog_look import CatalogLooks, Look
-from headwater.source.differences import Difference, differences, unexplained
+from headwater.source.differences import Difference, differences, gone_leaves, taken_over, unexplained
 from headwater.source.fingerprint import Fingerprint
 from headwater.source.publication import published_tables
 from headwater.source.session import Connection, connect
@@ -78,9 +78,11 @@ class Watch:
             recorded = self._run.board.fingerprints()
             look = self._looks.look(self._open())
             for table_id, before, now in self._compared(look, recorded):
-                found = differences(before, now)
-                if not unexplained(found, before, now, self._run.told.truncates(table_id)):
-                    self._record(table_id, now, look.since)
+                if gone := gone_leaves(before, now, look.since):
+                    self._say(table_id, gone)
+                    self._run.board.reset(table_id)
+                elif not unexplained(differences(before, now), self._run.told.truncates(table_id)):
+                    self._record(table_id, before, now, look.since)
         except HeadwaterError as error:
             log.info("no last look at the catalog: %s", error.message)
 
@@ -109,11 +111,11 @@ class Watch:
             self._look_at_members(look)
         self._seen = look.tables
         for table_id, before, now in self._compared(look, recorded):
-            found = differences(before, now)
+            found = [*differences(before, now), *gone_leaves(before, now, look.since)]
             if any(difference.storage is None for difference in found):
                 self._copy_again(table_id, found)
             elif not found:
-                self._record(table_id, now, look.since)
+                self._record(table_id, before, now, look.since)
         if self._pending is None:
             self._pending = _Pending(look, recorded)
 
@@ -135,33 +137,24 @@ class Watch:
             return
         self._pending = None
         for table_id, before, now in self._compared(pending.look, pending.recorded):
-            rest = unexplained(differences(before, now), before, now, self._run.told.truncates(table_id))
+            found = [*differences(before, now), *gone_leaves(before, now, pending.look.since)]
+            rest = unexplained(found, self._run.told.truncates(table_id))
             if rest:
                 self._copy_again(table_id, rest)
             else:
-                self._record(table_id, now, pending.look.since)
-        self._look_for_lost_leaves(pending)
+                self._record(table_id, before, now, pending.look.since)
         self._judged, self._judged_before = self._judged_before, pending.look.since
 
-    def _look_for_lost_leaves(self, pending: _Pending) -> None:
-        """Partitions that had changes, and came and went between two looks: their rows went without a change."""
-        # One that is as old as the look before is sure to show, if it is there.
-        for oid, leaf in self._run.told.leaves_before(self._judged_before).items():
-            root, recorded = pending.look.tables.get(leaf.root_id), pending.recorded.get(leaf.root_id)
-            if root is None or recorded is None or recorded is not self._run.board.fingerprint(leaf.root_id):
-                continue
-            if oid in {part.oid for part in (*root.parts, *recorded.parts)}:
-                continue
-            if not self._pool.is_to_be_copied(leaf.root_id):
-                self._copy_again(leaf.root_id, [Difference(f'partition "{leaf.name}" had changes and is gone')])
-
     def _copy_again(self, table_id: TableId, found: list[Difference]) -> None:
-        reasons = "; ".join(difference.reason for difference in found)
-        log.warning("table %s is copied again: %s", self._run.board.name(table_id), reasons)
+        self._say(table_id, found)
         self._pool.copy_again(table_id)
 
-    def _record(self, table_id: TableId, now: Fingerprint, since: EndLsn) -> None:
-        self._run.board.fingerprinted({table_id: now})
+    def _say(self, table_id: TableId, found: list[Difference]) -> None:
+        reasons = "; ".join(difference.reason for difference in found)
+        log.warning("table %s is copied again: %s", self._run.board.name(table_id), reasons)
+
+    def _record(self, table_id: TableId, before: Fingerprint, now: Fingerprint, since: EndLsn) -> None:
+        self._run.board.fingerprinted({table_id: taken_over(before, now)}, only_from={table_id: before})
         self._run.told.forget_truncates(table_id, since)
 
     def _report(self) -> None:

@@ -43,12 +43,15 @@ _PARTITION_KEY = """
 """
 # Made as a partition: the row of pg_inherits is of the transaction that made the relation, and so are the columns as they
 # stand. ATTACH PARTITION, in the same transaction too, writes every column again. A system column is never written again.
+# (A statement that was rolled back leaves its own number in cmin, and its transaction in xmax.)
 _BORN = """
     EXISTS (SELECT FROM pg_inherits h JOIN pg_attribute s ON s.attrelid = h.inhrelid AND s.attnum = -1 AND s.xmin = h.xmin
-            JOIN pg_attribute u ON u.attrelid = h.inhrelid AND u.attnum > 0 AND u.xmin = s.xmin AND u.cmin = s.cmin
+            JOIN pg_attribute u ON u.attrelid = h.inhrelid AND u.attnum > 0 AND u.xmin = s.xmin AND u.cmin = s.cmin AND u.xmax = 0
             WHERE h.inhrelid = k.oid)
 """
-_COLUMNS_TOO = "EXISTS (SELECT FROM pg_attribute w WHERE w.attrelid = {c}.oid AND w.attnum > 0 AND w.xmin = {c}.xmin)"
+_WRITTEN = """
+    SELECT md5(string_agg(w.xmin::text, ',' ORDER BY w.attnum)) FROM pg_attribute w WHERE w.attrelid = k.oid AND w.attnum > 0
+"""
 _FACTS = """
 SELECT c.oid::bigint AS id, n.nspname::text, c.relname::text, c.relkind::text,
        ARRAY[pub.oid::text, pub.version, pub.owner::text, pub.operations, pub.via_root::text, pub.generated,
@@ -56,12 +59,12 @@ SELECT c.oid::bigint AS id, n.nspname::text, c.relname::text, c.relkind::text,
        published.ties, coalesce(md5(published.qual::text), '') AS row_filter, published.attrs::int[],
        a.attnums, a.names, a.types, a.typmods, a.generated, a.expressions,
        ({identity}) AS identity,
-       ARRAY[c.relfilenode::text, c.reltoastrelid::text, c.xmin::text, c.relpersistence::text, ({columns_too})::text] AS storage,
+       ARRAY[c.relfilenode::text, c.reltoastrelid::text, c.xmin::text, c.relpersistence::text, a.written] AS storage,
        CASE WHEN c.relkind = 'p' THEN {partition_key} END AS partition_key,
        CASE WHEN c.relkind = 'p' THEN (
            SELECT json_agg(json_build_array(k.oid::bigint, k.relname, k.relkind, t.path, {born}, ({part_identity}),
                json_build_array(k.relfilenode::bigint, k.reltoastrelid::bigint, k.xmin::text, k.relpersistence,
-                                ({part_columns_too})::text),
+                                ({written})),
                CASE WHEN k.relkind = 'p' THEN {part_key} END) ORDER BY k.oid)
            FROM tree t JOIN pg_class k ON k.oid = t.oid WHERE t.top = c.oid AND t.oid <> c.oid) END AS parts
 FROM pub CROSS JOIN published
@@ -75,7 +78,8 @@ CROSS JOIN LATERAL (
            array_agg(attgenerated::text ORDER BY attnum) AS generated,
            array_agg(CASE WHEN attgenerated <> '' THEN (
                SELECT md5(d.adbin::text) FROM pg_attrdef d WHERE d.adrelid = attrelid AND d.adnum = attnum)
-               ELSE '' END ORDER BY attnum) AS expressions
+               ELSE '' END ORDER BY attnum) AS expressions,
+           md5(string_agg(xmin::text, ',' ORDER BY attnum)) AS written
     FROM pg_attribute WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped
 ) AS a
 """
@@ -86,8 +90,7 @@ _FACTS = (
     .replace("{partition_key}", _PARTITION_KEY.replace("{c}", "c"))
     .replace("{part_key}", _PARTITION_KEY.replace("{c}", "k"))
     .replace("{born}", _BORN)
-    .replace("{columns_too}", _COLUMNS_TOO.replace("{c}", "c"))
-    .replace("{part_columns_too}", _COLUMNS_TOO.replace("{c}", "k"))
+    .replace("{written}", _WRITTEN)
 )
 _DIGESTS = "SELECT f.id, md5(f::text) FROM ({facts}) AS f"
 _IN_FULL = "SELECT md5(f::text), f.* FROM ({facts}) AS f WHERE %(wanted)s::bigint[] IS NULL OR f.id = ANY (%(wanted)s::bigint[])"
@@ -255,8 +258,8 @@ def _read_identity(value: list[Any]) -> IdentityFacts:
 
 
 def _read_storage(value: list[Any]) -> StorageFacts:
-    relfilenode, toast, changed_by, persistence, columns_too = value
-    return StorageFacts(int(relfilenode), int(toast), int(changed_by), persistence, columns_too == "true")
+    relfilenode, toast, changed_by, persistence, columns = value
+    return StorageFacts(int(relfilenode), int(toast), int(changed_by), persistence, columns or "")
 
 
 def _reachable(table: Fingerprint, types: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:

@@ -11,8 +11,9 @@ is the same again, comes as a RELATION before the first row that was written mea
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from headwater.lsn import EndLsn
 from headwater.schema.leaves import Leaf, LeafIdentity, NoCommonIdentity, common_identity
 from headwater.source.fingerprint import ColumnFacts, Fingerprint, PartFacts, PublicationFacts, StorageFacts
 
@@ -44,21 +45,33 @@ def differences(before: Fingerprint, now: Fingerprint) -> list[Difference]:
     ]
 
 
-def unexplained(
-    found: list[Difference], before: Fingerprint, now: Fingerprint, told: ToldTruncates
-) -> list[Difference]:
-    """Less what the TRUNCATEs explain that the stream told until then."""
-    if not told:
-        return found
-    # TRUNCATE of a root writes all leaves in one go: with a savepoint before it, under an xid that the stream does not show.
-    changes = {part.storage.changed_by for part in now.leaves if part.oid in {leaf.oid for leaf in before.leaves}}
-    at_once = len(changes) == 1 and len(before.leaves) > 1
+def unexplained(found: list[Difference], told: ToldTruncates) -> list[Difference]:
+    """Less what the TRUNCATEs explain that the stream told until then.
 
-    def explains(storage: StorageFacts) -> bool:
-        # An ALTER TABLE behind the TRUNCATE, in the same transaction, may have rewritten what was inserted between the two.
-        return not storage.columns_too and (storage.changed_by in told.xids or at_once)
+    By the xid of its transaction. Under a savepoint the catalog has another one, which no message tells: in doubt.
+    """
+    return [
+        difference
+        for difference in found
+        if difference.storage is None or difference.storage.changed_by not in told.xids
+    ]
 
-    return [difference for difference in found if difference.storage is None or not explains(difference.storage)]
+
+def gone_leaves(before: Fingerprint, now: Fingerprint, since: EndLsn) -> list[Difference]:
+    """Partitions that had changes and do not show at a look that began behind these: they came and went, and their rows too."""
+    there = {part.oid for part in now.parts}
+    return [
+        Difference(f'partition "{leaf.name}" had changes and is gone')
+        for leaf in before.unseen
+        if leaf.oid not in there and leaf.commit_lsn < since.value
+    ]
+
+
+def taken_over(before: Fingerprint, now: Fingerprint) -> Fingerprint:
+    """What a look found, as the table's new fingerprint: what only the old one knows stays with it."""
+    there = {part.oid for part in now.parts}
+    unseen = tuple(leaf for leaf in before.unseen if leaf.oid not in there)
+    return replace(now, unseen=unseen, copied_at=before.copied_at)
 
 
 def leaf_identity(table: Fingerprint) -> LeafIdentity:
@@ -166,13 +179,21 @@ def _own_storage(before: Fingerprint, now: Fingerprint) -> Iterator[Difference]:
         yield Difference("its rows were rewritten (ALTER TABLE, or SET UNLOGGED and SET LOGGED)")
     elif old.relfilenode != new.relfilenode and not new.toast:
         # With a TOAST relation this is VACUUM FULL, CLUSTER or a TRUNCATE, which the stream tells.
-        yield Difference("its storage was replaced (VACUUM FULL or a rewriting ALTER TABLE; they look alike)", new)
+        yield Difference(
+            "its storage was replaced (VACUUM FULL or a rewriting ALTER TABLE; they look alike)", _by_truncate(old, new)
+        )
 
 
 def _is_rewritten(old: StorageFacts, new: StorageFacts) -> bool:
     # A TOAST relation that was not there before came with a column, which may be gone again; what replaced the storage then
     # is not known.
     return old.relfilenode != new.relfilenode and old.toast != new.toast
+
+
+def _by_truncate(old: StorageFacts, new: StorageFacts) -> StorageFacts | None:
+    """What a TRUNCATE may explain. An ALTER TABLE behind it, in the same transaction, may have rewritten what was inserted
+    between the two: it writes columns, perhaps under a savepoint's number."""
+    return new if old.columns == new.columns else None
 
 
 def _parts(before: Fingerprint, now: Fingerprint) -> Iterator[Difference]:
@@ -209,7 +230,10 @@ def _stayed(old: PartFacts, new: PartFacts) -> Iterator[Difference]:
         yield Difference(f'the rows of partition "{new.name}" were rewritten')
     elif old.storage.relfilenode != new.storage.relfilenode:
         # TRUNCATE of a leaf is not sent under a published root, and leaves the same traces as VACUUM FULL.
-        yield Difference(f'the storage of partition "{new.name}" was replaced (TRUNCATE or VACUUM FULL)', new.storage)
+        yield Difference(
+            f'the storage of partition "{new.name}" was replaced (TRUNCATE or VACUUM FULL)',
+            _by_truncate(old.storage, new.storage),
+        )
 
 
 def _common(table: Fingerprint) -> LeafIdentity | None:

@@ -71,8 +71,8 @@ class StorageFacts:
     changed_by: int
     """The transaction, or subtransaction, that wrote the row of pg_class last."""
     persistence: str
-    columns_too: bool = False
-    """Whether the same transaction wrote a column: a TRUNCATE does not, an ALTER TABLE that changes values does."""
+    columns: str = ""
+    """Which transactions wrote the columns' rows: a TRUNCATE writes none of them, an ALTER TABLE that changes values does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +97,16 @@ class PartFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class UnseenLeaf:
+    """A partition that the stream told changes of, and that no look has shown yet."""
+
+    oid: int
+    name: str
+    commit_lsn: int
+    """Of the first of these changes."""
+
+
+@dataclass(frozen=True, slots=True)
 class Fingerprint:
     table_id: TableId
     namespace: str
@@ -113,6 +123,10 @@ class Fingerprint:
     parts: tuple[PartFacts, ...] = ()
     types: Mapping[str, Any] = field(default_factory=dict)
     """Types of the source's own making, by oid: enum labels, attributes of composites, bases of domains."""
+    unseen: tuple[UnseenLeaf, ...] = ()
+    """If one of them does not show at a look behind its changes, it came and went, and its rows went without a change."""
+    copied_at: int = field(default=0, compare=False)
+    """The position at which the copy's look at the catalog began: what went before it is in no copy."""
 
     @property
     def table_name(self) -> TableName:
@@ -122,15 +136,16 @@ class Fingerprint:
     def leaves(self) -> tuple[PartFacts, ...]:
         return tuple(part for part in self.parts if part.is_leaf)
 
-    @property
-    def needs_fresh_stream(self) -> bool:
+    def needs_fresh_stream(self, server_version: int) -> bool:
         """Whether a stream that began before the copy may go on with what the publication was then.
 
         A session of the server that sends changes remembers for each leaf what it is published as. SET SCHEMA of a table above
         the leaf changes that, where namespaces are published, and the session is not told: it leaves the leaf's changes out,
-        or sends them as the leaf's own, for as long as it lives. (Postgres 14 to 18.)
+        or sends them as the leaf's own, for as long as it lives. (Postgres 15 to 18.) On 14 it is not told of ATTACH and DETACH
+        PARTITION either, which make a leaf of any table, and a table of any leaf.
         """
-        return any(tie.startswith("schema:") and (self.kind == "p" or tie.count(":") > 1) for tie in self.ties)
+        by_namespace = [tie for tie in self.ties if tie.startswith("schema:")]
+        return server_version < 150000 or any(self.kind == "p" or tie.count(":") > 1 for tie in by_namespace)
 
     def replicates(self, column: ColumnFacts) -> bool:
         """Whether the publication sends the column."""
@@ -159,6 +174,7 @@ def from_text(text: str) -> Fingerprint | None:
         value["identity"], value["storage"] = _identity(value["identity"]), StorageFacts(**value["storage"])
         for name in ("ties", "partition_key"):
             value[name] = tuple(value[name])
+        value["unseen"] = tuple(UnseenLeaf(**leaf) for leaf in value["unseen"])
         if value["column_list"] is not None:
             value["column_list"] = tuple(value["column_list"])
         return Fingerprint(**value)

@@ -17,10 +17,27 @@ from headwater.wire.settings import ConnectSettings
 
 def identity_of_leaves(table: Fingerprint) -> LeafIdentity:
     """Raises SchemaError with what to alter."""
+    if (unlogged := unlogged_leaf(table)) is not None:
+        raise unlogged
     try:
         return leaf_identity(table)
     except NoCommonIdentity as error:
         raise no_common_identity(table, error) from error
+
+
+def unlogged_leaf(table: Fingerprint) -> SchemaError | None:
+    """Changes of an unlogged table are not in the WAL, so they are not in the stream."""
+    leaf = next((part for part in table.leaves if part.storage.persistence != "p"), None)
+    if leaf is None:
+        return None
+    name = quote_identifier(leaf.name)
+    return SchemaError(
+        f"a partition of {table.table_name} is unlogged",
+        detail=f"the server sends no changes of partition {name}, so the lake table would miss them",
+        hint=f"Run ALTER TABLE {name} SET LOGGED; the table is copied again then. Later: `headwater rollback` for "
+        f"{table.table_name}.",
+        retry=Retry.TIMED,
+    )
 
 
 def no_common_identity(table: Fingerprint, error: NoCommonIdentity) -> SchemaError:

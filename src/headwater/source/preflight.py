@@ -264,6 +264,9 @@ def _identities(publication: PublicationFacts, facts: Sequence[TableFacts]) -> I
 
 def _left_out(connection: Connection, publication: PublicationFacts, facts: Sequence[TableFacts]) -> Iterator[Finding]:
     """What a user would look for in the lake and not find."""
+    for fact in facts:
+        if fact.unlogged is not None:
+            yield warning(f"{fact.unlogged.message}: it is not replicated", fact.unlogged.detail, fact.unlogged.hint)
     unsent = [f"{fact.name}.{column}" for fact in facts for column in fact.unsent]
     if unsent:
         version = connection.info.server_version

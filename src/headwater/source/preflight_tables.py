@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from headwater.errors import SchemaError
 from headwater.schema.leaves import NoCommonIdentity
 from headwater.schema.table import ReplicaIdentity, ReplicatedTableSchema, TableId, TableName
 from headwater.source.catalog import load_table_schemas
 from headwater.source.catalog_look import read_fingerprints
 from headwater.source.differences import leaf_identity
 from headwater.source.fingerprint import Fingerprint
-from headwater.source.leaves import no_common_identity
+from headwater.source.leaves import no_common_identity, unlogged_leaf
 from headwater.source.session import Connection, fetch_all
 
 
@@ -28,6 +29,8 @@ class TableFacts:
     """Why the leaves have no identity in common."""
     unsent: tuple[str, ...] = ()
     """Generated columns that the publication does not send."""
+    unlogged: SchemaError | None = None
+    """That one of its leaves is."""
     part_of: TableName | None = None
     """The partitioned table that this is a leaf of, where leaves are published one by one."""
 
@@ -69,9 +72,19 @@ def table_facts(connection: Connection, publication: str, table_ids: Sequence[Ta
             else []
         )
         root = TableName(*ancestors[-1]) if ancestors else None
+        unlogged = unlogged_leaf(fingerprint) if fingerprint is not None else None
         facts.append(
             TableFacts(
-                schema.name, usage, bool(readable), row_security, has_identity, complete, differ, tuple(unsent), root
+                schema.name,
+                usage,
+                bool(readable),
+                row_security,
+                has_identity,
+                complete,
+                differ,
+                tuple(unsent),
+                unlogged,
+                root,
             )
         )
     return sorted(facts, key=lambda fact: fact.name)

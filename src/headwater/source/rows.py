@@ -7,6 +7,7 @@ value they gave.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
@@ -20,14 +21,25 @@ from headwater.events import SourceRead, SourceSnapshot
 from headwater.schema.table import ColumnSchema, ReplicatedTableSchema
 from headwater.schema.types import BUILT_IN
 from headwater.source.catalog_look import insert_position
-from headwater.source.session import Connection, fetch_all, fetch_one, translating
+from headwater.source.session import Connection, fetch_all, fetch_one, impatient, translating
 from headwater.wire.copy_binary import CopyDecoder
 
 # The type modifier is left out: without one, -1 gives bpchar where NULL would give character, which is character(1).
 _TYPES = """
-SELECT attname::text, atttypid::bigint, format_type(atttypid, -1) FROM pg_attribute
-WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped
+WITH RECURSIVE base(attname, declared, oid) AS (
+    SELECT attname::text, atttypid, atttypid FROM pg_attribute WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped
+    UNION ALL
+    SELECT base.attname, base.declared, t.typbasetype FROM base JOIN pg_type t ON t.oid = base.oid WHERE t.typtype = 'd'
+)
+SELECT base.attname, base.declared::bigint, format_type(base.oid, -1)
+FROM base JOIN pg_type t ON t.oid = base.oid WHERE t.typtype <> 'd'
 """
+_RELATION = """
+SELECT n.nspname::text, c.relname::text, c.relkind::text, pg_current_snapshot()::text, pg_is_in_recovery()
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %s
+"""
+_LOCK_SECONDS = 5.0
+"""How long a batch of all tables may wait for a statement that has one of them for itself."""
 
 # As the stream shows it, by the type's output function: a cast to text is another function for some types (it adds /32 to
 # an inet). IS NOT NULL would be false for a composite value with a NULL in it.
@@ -40,17 +52,53 @@ _WRITTEN_BY = ColumnSchema("xmin", BUILT_IN[20])
 
 def read_rows(connection: Connection, schema: ReplicatedTableSchema, keys: pa.Table) -> SourceRead:
     """The rows that have one of the keys now, all replicated columns; keys that are gone are missing in the answer."""
-    with translating(f"reading rows of {schema.name}"), connection.transaction():
+    doing = f"reading rows of {schema.name}"
+    table = _relation(connection, schema)
+    with impatient(connection, _LOCK_SECONDS), translating(doing), connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-        row = fetch_one(connection, "SELECT pg_current_snapshot()::text", doing="asking for the snapshot")
-        assert row is not None
-        rows = _read(connection, schema, keys)
+        # Before the snapshot is taken: the rows of a table that is rewritten behind it would look deleted.
+        connection.execute(sql.SQL("LOCK TABLE ONLY {} IN ACCESS SHARE MODE").format(table.name))
+        under_lock = _relation(connection, schema)
+        if under_lock.name != table.name:
+            raise _not_the_same(schema, "it was renamed meanwhile")
+        rows = _read(connection, schema, table, keys)
     written_by = rows.column(_WRITTEN_BY.name).to_numpy().astype(np.uint32)
-    snapshot, position = SourceSnapshot.parse(row[0]), insert_position(connection)
-    return SourceRead(schema, keys, rows.drop_columns([_WRITTEN_BY.name]), written_by, snapshot, position)
+    position = insert_position(connection)
+    return SourceRead(schema, keys, rows.drop_columns([_WRITTEN_BY.name]), written_by, under_lock.snapshot, position)
 
 
-def _read(connection: Connection, schema: ReplicatedTableSchema, keys: pa.Table) -> pa.Table:
+@dataclass(frozen=True, slots=True)
+class _Relation:
+    """The table by its oid: its name may be another one by now, and another table's."""
+
+    name: sql.Identifier
+    with_children: bool
+    """Rows of a partitioned table lie in its leaves; those of tables that inherit from a plain one are not its own."""
+    snapshot: SourceSnapshot
+
+
+def _relation(connection: Connection, schema: ReplicatedTableSchema) -> _Relation:
+    row = fetch_one(connection, _RELATION, (schema.id,), doing=f"looking for table {schema.name}")
+    if row is None:
+        raise _not_the_same(schema, "it was dropped")
+    namespace, name, kind, text, in_recovery = row
+    snapshot = SourceSnapshot.parse(text)
+    if in_recovery:
+        # A standby does not list what runs: all from the first on may.
+        snapshot = SourceSnapshot(snapshot.first_running, snapshot.first_running)
+    return _Relation(sql.Identifier(namespace, name), kind == "p", snapshot)
+
+
+def _not_the_same(schema: ReplicatedTableSchema, detail: str) -> SchemaError:
+    return SchemaError(
+        f"rows of {schema.name} can no longer be read under their schema",
+        detail=detail,
+        hint="Nothing is to be done: the table is copied again.",
+        retry=Retry.TIMED,
+    )
+
+
+def _read(connection: Connection, schema: ReplicatedTableSchema, table: _Relation, keys: pa.Table) -> pa.Table:
     decoder = CopyDecoder([*schema.columns, _WRITTEN_BY])
     if keys.num_rows == 0:
         return decoder.schema.empty_table()
@@ -65,14 +113,9 @@ def _read(connection: Connection, schema: ReplicatedTableSchema, keys: pa.Table)
     oids = {name: oid for name, oid, _ in found}
     missing = [column.name for column in schema.columns if oids.get(column.name) != column.type.oid]
     if missing:
-        raise SchemaError(
-            f"rows of {schema.name} can no longer be read under their schema",
-            detail=f"columns {', '.join(missing)} are gone from the source, or have another type",
-            hint="Nothing is to be done: the table is copied again.",
-            retry=Retry.TIMED,
-        )
+        raise _not_the_same(schema, f"columns {', '.join(missing)} are gone from the source, or have another type")
     parameters = [_key_texts(schema, name, keys.column(name)) for name in schema.key]
-    with connection.cursor().copy(_statement(schema, types), parameters) as copy:
+    with connection.cursor().copy(_statement(schema, table, types), parameters) as copy:
         frames = np.frombuffer(b"".join(_frames(copy)), np.uint8)
     batch = decoder.decode(frames)
     if not decoder.ended:
@@ -87,8 +130,11 @@ def _frames(blocks: Iterable[Any]) -> Iterable[bytes]:
         yield bytes(block)
 
 
-def _statement(schema: ReplicatedTableSchema, types: dict[str, str]) -> sql.Composed:
-    """A key asked for twice is answered once; only our side of the comparison is cast, so that an index serves it."""
+def _statement(schema: ReplicatedTableSchema, table: _Relation, types: dict[str, str]) -> sql.Composed:
+    """A key asked for twice is answered once; only our side of the comparison is cast, so that an index serves it.
+
+    To the base of a domain: what the source's owners check a domain by is not run by us.
+    """
     columns = [
         sql.SQL("s.{}" if column.type.binary else _OUTPUT).format(sql.Identifier(column.name))
         for column in schema.columns
@@ -108,7 +154,7 @@ def _statement(schema: ReplicatedTableSchema, types: dict[str, str]) -> sql.Comp
         "TO STDOUT (FORMAT binary)"
     ).format(
         columns=sql.SQL(", ").join(columns),
-        table=sql.Identifier(schema.name.namespace, schema.name.name),
+        table=table.name if table.with_children else sql.SQL("ONLY {}").format(table.name),
         casts=sql.SQL(", ").join(casts),
         arrays=sql.SQL(", ").join([sql.SQL("%s::text[]")] * len(names)),
         names=sql.SQL(", ").join(names),

@@ -129,6 +129,8 @@ class MissingValues:
         if kept is not None and (kept.schema != source or (_positions(wanted, kept.keys, source.key) < 0).any()):
             kept = None
         read = self._read(source, wanted) if kept is None else kept
+        if (_positions(read.rows, read.rows, source.key) != np.arange(read.rows.num_rows)).any():
+            raise refused(source.name, "the source has two rows with one key")
         where = _positions(wanted, read.rows, source.key)
         certain = np.zeros(len(where), np.bool_)
         certain[where >= 0] = read.written_by[where[where >= 0]] == last[where >= 0]
