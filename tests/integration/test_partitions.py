@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from headwater.engine import watch
 from tests.conftest import Database
 from tests.integration.mirror import running
 
@@ -64,3 +65,40 @@ def test_a_single_leaf_of_nested_partitions_is_copied_and_followed_alone(databas
         run.assert_equal("m2_north_1")
         assert len(run.mirror.tables["m2_north_1"]) > 10
         assert set(run.mirror.tables) == {"m2_north_1"}
+
+
+@pytest.mark.versions(14, 15, 18)
+@pytest.mark.parametrize("publication", ["for table t", "for all tables"])
+def test_a_partition_that_is_attached_or_detached_is_followed_as_what_it_is_from_then_on(
+    database: Database, publication: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Postgres 14 goes on to send its changes as what it was when the stream began."""
+    monkeypatch.setattr(watch, "LOOK_SECONDS", 0.1)
+    database.execute(
+        f"""
+        create table t(id int primary key, a int) partition by range (id);
+        create table t1 partition of t for values from (0) to (1000);
+        create table t2 partition of t for values from (1000) to (2000);
+        create table t3(id int primary key, a int);
+        insert into t values (1, 1), (1001, 1); insert into t3 values (2001, 1), (2002, 1);
+        create publication shop {publication} with (publish_via_partition_root = true);
+        """
+    )
+    with running(database) as run:
+        run.wait_for(lambda: set(run.states().values()) == {"ready"} and "public.t" in run.states())
+        database.execute("insert into t values (1500, 1); insert into t3 values (2500, 1)")
+        run.wait_caught_up()
+        database.execute("alter table t attach partition t3 for values from (2000) to (3000)")
+        run.wait_for(lambda: run.mirror.copies.count("t") == 2)
+        run.wait_for(lambda: run.states() == {"public.t": "ready"})
+        database.execute(
+            "insert into t values (2700, 1); delete from t where id = 2002; update t set a = 7 where id = 2001"
+        )
+        run.wait_caught_up()
+        run.assert_equal("t")
+        database.execute("alter table t detach partition t2")
+        run.wait_for(lambda: run.mirror.copies.count("t") == 3)
+        run.wait_for(lambda: set(run.states().values()) == {"ready"})
+        database.execute("insert into t2 values (1600, 1); delete from t2 where id = 1001; insert into t values (5, 5)")
+        run.wait_caught_up()
+        run.assert_equal("t", *(["t2"] if "all" in publication else []))

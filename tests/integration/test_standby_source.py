@@ -9,10 +9,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from headwater.config import PgConnectionConfig
 from headwater.errors import PreflightError, StoreError
+from headwater.schema.table import TableId
+from headwater.source.catalog import load_table_schemas
+from headwater.source.rows import read_rows
+from headwater.source.session import connect
 from headwater.source.slot_errors import SlotInvalidated
 from headwater.source.slots import apply_slot_name
 from headwater.store.postgres import PostgresStore
@@ -126,6 +132,25 @@ def test_a_standby_is_copied_followed_and_taken_up_again(version: int) -> None:
             both.assert_equal(run)
             run.stop()
     assert sorted(mirror.copies) == ["items", "orders"]
+
+
+@pytest.mark.invariant(12)
+def test_a_read_of_rows_on_a_standby_does_not_claim_to_have_seen_what_still_runs() -> None:
+    """A standby's snapshot lists no running transactions."""
+    with (
+        pair(18) as both,
+        both.primary.connect() as open_one,
+        connect(both.standby.settings) as session,
+        open_one.transaction(),
+    ):
+        running = int(open_one.execute("select pg_current_xact_id()::text").fetchone()[0])  # type: ignore[index]
+        both.primary.execute("update orders set counter = 1 where id = 2")
+        wait_replayed(both.primary.server, both.standby.server)
+        table = TableId(both.primary.value("select 'orders'::regclass::oid::bigint"))
+        schema = load_table_schemas(session, [table], "shop")[table]
+        read = read_rows(session, schema, pa.table({"id": pa.array([2], pa.int32())}))
+    assert read.rows["counter"].to_pylist() == [1]
+    assert read.snapshot.sees(np.array([running, running - 1], np.uint32)).tolist() == [False, True]
 
 
 @pytest.mark.invariant(10)
