@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark import SparkConf, SparkContext
@@ -27,7 +28,7 @@ from headwater.errors import (
     SparkLost,
 )
 from headwater.spark.causes import is_unreachable, java_causes, root_cause
-from headwater.spark.jars import jar_settings
+from headwater.spark.jars import check, jar_settings
 from headwater.spark.java import java_home
 from headwater.spark.task_errors import found_in
 
@@ -64,10 +65,20 @@ def build_session(settings: SparkSettings, catalog: Mapping[str, str]) -> SparkS
     launch = SparkConf(loadDefaults=False)
     launch.setAll([(key, value) for key, value in config.items() if at_launch(key)])
     SparkContext._ensure_initialized(conf=launch)
+    _check_resolved_jars()
     builder = SparkSession.builder
     for key, value in config.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
+
+
+def _check_resolved_jars() -> None:
+    """Where Spark resolved the jars itself, it has done so by now, and has loaded nothing of them yet."""
+    jvm = SparkContext._jvm
+    assert jvm is not None
+    named = str(jvm.System.getProperty("spark.jars") or "").split(",")
+    paths = (Path(urlsplit(jar).path) for jar in named if urlsplit(jar).scheme in ("", "file"))
+    check(path for path in paths if path.is_file())
 
 
 def session_config(settings: SparkSettings, catalog: Mapping[str, str]) -> dict[str, str]:
