@@ -25,6 +25,7 @@ from headwater.engine.pipeline import Pipeline
 from headwater.errors import HeadwaterError, ShutdownRequested
 from headwater.observability.log import configure
 from headwater.observability.progress import ProgressSnapshot
+from headwater.observability.text import printable_lines
 from headwater.source.slots import apply_slot_name
 from headwater.testing.compare import (
     TableComparison,
@@ -211,7 +212,9 @@ class Demo:
         for line in facts.lines():
             self._console.print(line, highlight=False, soft_wrap=True)
         self._console.print()
-        self._console.print(how_to_open(self._warehouse), markup=False, highlight=False, soft_wrap=True)
+        self._console.print(
+            printable_lines(how_to_open(self._warehouse)), markup=False, highlight=False, soft_wrap=True
+        )
 
 
 @contextmanager
