@@ -1,6 +1,7 @@
 """One Spark session, set up for many small commits, and what becomes of errors when its JVM is gone.
 
-Knows which settings pay (each with its measurement) and nothing of tables. Whatever the caller sets wins over all of them.
+Knows which settings pay (each with its measurement) and nothing of tables. Whatever the caller sets wins over all of them, but
+for what SQL text means (`headwater.spark.sql_text`).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from headwater.errors import (
 from headwater.spark.causes import is_unreachable, java_causes, root_cause
 from headwater.spark.jars import check, jar_settings
 from headwater.spark.java import java_home
+from headwater.spark.sql_text import SQL_TEXT
 from headwater.spark.task_errors import found_in
 
 _MAX_DETAIL = 600
@@ -82,7 +84,7 @@ def _check_resolved_jars() -> None:
 
 
 def session_config(settings: SparkSettings, catalog: Mapping[str, str]) -> dict[str, str]:
-    """Every setting of the session as plain keys, the caller's last."""
+    """Every setting of the session as plain keys; the caller's win over ours, but for what SQL text means."""
     config = {"spark.master": settings.master, "spark.app.name": settings.app_name}
     config |= {"spark.driver.memory": settings.driver_memory}
     config |= _DEFAULTS | jar_settings()
@@ -91,7 +93,8 @@ def session_config(settings: SparkSettings, catalog: Mapping[str, str]) -> dict[
         config |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
         # Spark would make `spark-warehouse` in the working directory.
         config["spark.sql.warehouse.dir"] = os.path.join(tempfile.gettempdir(), "headwater-spark-warehouse")
-    return config | dict(catalog) | dict(settings.config)
+    # Last of all: no setting may have a name of the source mean another one.
+    return config | dict(catalog) | dict(settings.config) | SQL_TEXT
 
 
 def at_launch(key: str) -> bool:

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from headwater.errors import ConfigError
+
+_NOT_ONLY_A_PATH = frozenset("%?#*[]{}\\")
 EXTENSIONS = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
 _BUSY_TIMEOUT_MS = 30_000
 
@@ -53,6 +56,8 @@ class IcebergSettings:
     def prepare(self) -> None:
         """Make the directory that holds the embedded catalog's file."""
         path = self.warehouse_path
+        if path is not None:
+            _check_path(str(path))
         if path is not None and not self.catalog_properties:
             path.mkdir(parents=True, exist_ok=True)
 
@@ -64,3 +69,14 @@ class IcebergSettings:
             "jdbc.schema-version": "V1",
             "warehouse": self.location,
         }
+
+
+def _check_path(path: str) -> None:
+    """SQLite and Hadoop read paths as URIs and as patterns: the catalog of `a%20b` would be that of `a b`."""
+    odd = sorted(_NOT_ONLY_A_PATH.intersection(path))
+    if odd:
+        raise ConfigError(
+            f"destination.warehouse {path} cannot be used",
+            detail=f"SQLite or Spark reads {' and '.join(odd)} in a path as part of a URI or of a pattern",
+            hint="Name a directory without these characters: " + " ".join(sorted(_NOT_ONLY_A_PATH)),
+        )
