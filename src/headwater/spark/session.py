@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +27,7 @@ from headwater.errors import (
     HeadwaterError,
     SparkLost,
 )
+from headwater.private_files import temporary_directory
 from headwater.spark.causes import is_unreachable, java_causes, root_cause
 from headwater.spark.jars import check, jar_settings
 from headwater.spark.java import java_home
@@ -92,7 +92,7 @@ def session_config(settings: SparkSettings, catalog: Mapping[str, str]) -> dict[
         # Loopback only: no port of ours is open to others, and no host name has to resolve.
         config |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
         # Spark would make `spark-warehouse` in the working directory.
-        config["spark.sql.warehouse.dir"] = os.path.join(tempfile.gettempdir(), "headwater-spark-warehouse")
+        config["spark.sql.warehouse.dir"] = str(temporary_directory("spark-warehouse"))
     # Last of all: no setting may have a name of the source mean another one.
     return config | dict(catalog) | dict(settings.config) | SQL_TEXT
 

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
-import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from pyspark.sql import SparkSession, functions
 
@@ -38,6 +35,7 @@ from headwater.destinations.iceberg.writer import MergeWriter, TableWriter
 from headwater.errors import DestinationError, HeadwaterError
 from headwater.events import EventBatch, TableRows
 from headwater.lsn import CommitLsn, EndLsn
+from headwater.private_files import temporary_directory
 from headwater.schema.table import ReplicatedTableSchema, TableId, TableName
 from headwater.spark.frames import FrameSpool
 from headwater.spark.session import is_jvm_lost
@@ -344,7 +342,7 @@ class IcebergDestination(Destination):
         if not str(self._spark.sparkContext.master).startswith("local"):
             return f"{self._settings.location}/.headwater/spool-{context.pipeline_id}"
         which = hashlib.sha256(f"{self._settings.location} {context.pipeline_id}".encode()).hexdigest()[:16]
-        return str(Path(tempfile.gettempdir()) / f"headwater-{os.getuid()}" / f"spool-{which}")
+        return str(temporary_directory(f"spool-{which}"))
 
 
 def _names(schema: ReplicatedTableSchema) -> list[str]:
