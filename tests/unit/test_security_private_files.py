@@ -7,6 +7,8 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from headwater.cache import install
@@ -185,3 +187,15 @@ def test_a_directory_of_the_system_s_temporary_one_is_ours_alone(
     made.parent.rmdir()
     made.parent.symlink_to(tmp_path)
     refuses(lambda: temporary_directory("spool-1"), made.parent, "symbolic link")
+
+
+def test_rows_in_the_spool_are_readable_by_nobody_else(tmp_path: Path) -> None:
+    frames, path = FrameSpool(str(tmp_path / "spool")), tmp_path / "spool" / "1.parquet"
+    before = os.umask(0)
+    try:
+        frames.disk()
+        frames._write(pa.table({"id": [1]}), str(path))
+    finally:
+        os.umask(before)
+    assert (mode(path), mode(path.parent)) == (0o600, 0o700)
+    assert pq.read_table(path).to_pydict() == {"id": [1]}
