@@ -84,7 +84,7 @@ step headwater "$(digest pyproject.toml)" "headwater itself, editable" install_h
 
 java_seen="${JAVA_HOME:-} $(command -v java || true)"
 step java "$(digest requirements-java.lock) $java_seen" "Java 17 or newer" find_or_fetch_java
-step jars "$(digest src/headwater/spark/jars.py) $cache" "jars for Spark" "$venv/bin/python" -m headwater.spark.jars
+step jars "$(digest src/headwater/spark/jars.py src/headwater/spark/jars.sha256) $cache" "jars for Spark" "$venv/bin/python" -m headwater.spark.jars
 step postgres "$(digest src/headwater/testing/binaries.py) $cache" "Postgres server for tests and the demo" \
     "$venv/bin/python" -m headwater.testing.binaries
 step kernels "$(digest src/headwater/wire/*.py)" "compiling the decoder's kernels" compile_kernels

@@ -12,6 +12,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from headwater.private_files import check_owner, make_directory
+
 
 def cache_directory() -> Path:
     """`$XDG_CACHE_HOME/headwater`, by default `~/.cache/headwater`."""
@@ -27,9 +29,11 @@ def install(target: Path, fill: Callable[[Path], object]) -> Path:
     `fill` gets an empty directory beside the target, which takes the target's name only when `fill` has returned: a
     process killed half way leaves nothing that looks finished.
     """
+    # What lies here is run: in a directory of another user's it would be that user's programs. Not the target's own owner:
+    # what a server of root's tests runs belongs to the user it runs as.
+    check_owner(make_directory(target.parent))
     if target.exists():
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
     with open(target.parent / f".{target.name}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if target.exists():

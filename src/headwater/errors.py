@@ -327,6 +327,12 @@ def said_by(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def where_raised(error: BaseException) -> str:
+class Lines(str):
+    """A text whose newlines are ours, and stay lines where it is shown."""
+
+    __slots__ = ()
+
+
+def where_raised(error: BaseException) -> Lines:
     """The lines of code that an error came through, for the log: a traceback would show its message, too."""
-    return "".join(traceback.format_tb(error.__traceback__)).rstrip()
+    return Lines("".join(traceback.format_tb(error.__traceback__)).rstrip())

@@ -25,6 +25,8 @@ from headwater.engine.pipeline import Pipeline
 from headwater.errors import HeadwaterError, ShutdownRequested
 from headwater.observability.log import configure
 from headwater.observability.progress import ProgressSnapshot
+from headwater.observability.text import printable_lines
+from headwater.private_files import make_directory
 from headwater.source.slots import apply_slot_name
 from headwater.testing.compare import (
     TableComparison,
@@ -83,8 +85,7 @@ def _warehouse(keep: Path | None) -> Path:
         return Path(tempfile.mkdtemp(prefix="headwater-demo-"))
     if keep.exists() and any(keep.iterdir()):
         raise click.BadParameter(f"{keep} is not empty; name a new directory", param_hint="--keep")
-    keep.mkdir(parents=True, exist_ok=True)
-    return keep.resolve()
+    return make_directory(keep).resolve()
 
 
 class Demo:
@@ -211,7 +212,9 @@ class Demo:
         for line in facts.lines():
             self._console.print(line, highlight=False, soft_wrap=True)
         self._console.print()
-        self._console.print(how_to_open(self._warehouse), markup=False, highlight=False, soft_wrap=True)
+        self._console.print(
+            printable_lines(how_to_open(self._warehouse)), markup=False, highlight=False, soft_wrap=True
+        )
 
 
 @contextmanager

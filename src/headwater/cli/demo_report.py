@@ -15,9 +15,12 @@ from pathlib import Path
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from headwater.observability.progress import Progress
+from headwater.observability.text import printable
 from headwater.spark.jars import JARS
 
 
@@ -72,7 +75,7 @@ class Steps:
         self.done(text, "; ".join(outcome), time.monotonic() - start)
 
     def done(self, text: str, outcome: str, seconds: float) -> None:
-        told = f"{text}: {outcome}" if outcome else text
+        told = escape(printable(f"{text}: {outcome}" if outcome else text))
         self._console.print(f"[green]✓[/green] {told} [dim]({seconds:.1f} s)[/dim]", highlight=False, soft_wrap=True)
 
 
@@ -98,7 +101,7 @@ def show_comparison(console: Console, tables: Sequence[ComparedTable]) -> None:
     for one in tables:
         verdict = "[green]equal[/green]" if one.equal else "[red]not equal[/red]"
         counts = (one.rows, one.differing, one.missing, one.extra)
-        shown.add_row(one.name, *(f"{count:,}" for count in counts), verdict)
+        shown.add_row(Text(printable(one.name)), *(f"{count:,}" for count in counts), verdict)
     console.print(shown)
 
 

@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headwater.observability.progress import Progress, ProgressSnapshot, TableProgress
+from headwater.observability.text import printable
 
 PLAIN_LOOK_SECONDS = 0.2
 PLAIN_SUMMARY_SECONDS = 5.0
@@ -113,7 +114,7 @@ class PlainDisplay:
 
     def _line(self, text: str) -> None:
         # Text of tables and errors is data: no markup, no highlighting, no wrapping of a line that a program may read.
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
 
 def _copied(table: TableProgress) -> str:
@@ -160,7 +161,7 @@ def render(snapshot: ProgressSnapshot) -> RenderableType:
     for table in shown:
         phase = table.state.partition("(")[0]
         grid.add_row(
-            Text(table.name),
+            Text(printable(table.name)),
             Text(table.state, style=STATE_COLOURS.get(phase, "yellow")),
             ProgressBar(total=1.0, completed=table.copy_fraction, width=24) if table.copying else "",
             f"{table.copied_rows:,}" if table.copied_rows else "",
@@ -168,8 +169,8 @@ def render(snapshot: ProgressSnapshot) -> RenderableType:
     lines: list[RenderableType] = [grid]
     if len(shown) < len(snapshot.tables):
         lines.append(Text(f"and {len(snapshot.tables) - len(shown)} more tables", style="dim"))
-    lines.append(Text(summary(snapshot), style="bold"))
-    lines += [Text(line, style="yellow") for line in _missed(shown)]
+    lines.append(Text(printable(summary(snapshot)), style="bold"))
+    lines += [Text(printable(line), style="yellow") for line in _missed(shown)]
     if any(table.state.startswith("errored") for table in snapshot.tables):
         lines.append(Text("`headwater tables` says why a table stopped, and how to go on", style="red"))
     return Group(*lines)

@@ -16,6 +16,7 @@ import click
 
 from headwater.errors import ConfigError, HeadwaterError
 from headwater.observability.log import redact
+from headwater.observability.text import printable, printable_lines
 
 FAILED, WRONG_USAGE = 1, 2
 
@@ -74,10 +75,18 @@ def cli() -> None:
 
 
 def show_error(error: HeadwaterError) -> None:
-    """An error in its three parts on standard error; further lines of a part are indented under it."""
-    for part, text in (("error", error.message), ("detail", error.detail), ("hint", error.hint)):
+    """An error in its three parts on standard error; further lines of a part are indented under it.
+
+    A message is one line: what stands on further ones came in with a name or from a server.
+    """
+    parts = (
+        ("error", printable(redact(error.message))),
+        ("detail", printable_lines(redact(error.detail))),
+        ("hint", printable_lines(redact(error.hint))),
+    )
+    for part, text in parts:
         if text:
-            indented = redact(text).replace("\n", "\n        ")
+            indented = text.replace("\n", "\n        ")
             click.echo(f"{click.style(part + ':', bold=True, fg=_COLOURS[part])} {indented}", err=True)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from headwater.cli.control import settings_of
+from headwater.cli.say import say
 from headwater.config import Settings, StoreType
 from headwater.errors import PipelineLocked
 from headwater.source.lock import PipelineLock
@@ -51,10 +52,10 @@ def remove(settings_file: Path, yes: bool) -> None:
     found = [line for line in (slots, state) if line]
     if not found:
         where = f'database "{source.database}" at {source.address}'
-        click.echo(f"nothing was found: {where} has no replication slot and no state of pipeline {pipeline_id}")
-        click.echo("if you meant another pipeline: its number is `id` in its settings file")
+        say(f"nothing was found: {where} has no replication slot and no state of pipeline {pipeline_id}")
+        say("if you meant another pipeline: its number is `id` in its settings file")
     for line in found:
-        click.echo(line)
+        say(line)
 
 
 def _drop_slots(source: ConnectSettings, pipeline_id: int) -> str:

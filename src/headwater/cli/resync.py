@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from headwater.cli.control import Controlled, controlled
+from headwater.cli.say import say
 from headwater.contracts.stores import APPLY
 from headwater.errors import PipelineLocked
 from headwater.schema.table import TableId
@@ -52,7 +53,7 @@ def resync(settings_file: Path, tables: tuple[str, ...], everything: bool, take_
         pipeline.store.load_table_states()
         count = _all(pipeline) if everything else _some(pipeline, wanted, take_over)
         noun = "table is" if count == 1 else "tables are"
-        click.echo(f"{count} {noun} copied again {pipeline.when()}")
+        say(f"{count} {noun} copied again {pipeline.when()}")
 
 
 def _all(pipeline: Controlled) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 
 from headwater.cli.control import controlled
+from headwater.cli.say import say
 from headwater.errors import StateError
 from headwater.states import Phase, to_be_copied
 
@@ -39,4 +40,4 @@ def rollback(settings_file: Path, table: str) -> None:
         # An older version may have made the store, with fewer tables.
         pipeline.store.start()
         pipeline.store.update_table_state(known[table], to_be_copied(state))
-        click.echo(f"{table} goes back to init: it is copied again {pipeline.when()}")
+        say(f"{table} goes back to init: it is copied again {pipeline.when()}")

@@ -17,6 +17,7 @@ from headwater.config import Settings, StoreType, load_settings
 from headwater.engine.pipeline import Pipeline
 from headwater.observability.log import configure
 from headwater.observability.progress import Progress
+from headwater.observability.text import printable
 from headwater.source import preflight
 from headwater.source.session import connect
 from headwater.source.slots import apply_slot_name
@@ -79,7 +80,7 @@ def run_until_stopped(settings: Settings, console: Console, progress: Progress) 
                 return
             with display_for(progress, console):
                 pipeline.start()
-                console.print(_is_up(settings, progress), markup=False, highlight=False, soft_wrap=True)
+                console.print(printable(_is_up(settings, progress)), markup=False, highlight=False, soft_wrap=True)
                 if signals.requested.is_set():
                     pipeline.shutdown()
                 pipeline.wait()

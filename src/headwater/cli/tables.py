@@ -12,8 +12,10 @@ from rich.text import Text
 
 from headwater.cli.control import Controlled, controlled
 from headwater.cli.display import STATE_COLOURS, size
+from headwater.cli.say import say
 from headwater.contracts.stores import APPLY
 from headwater.observability.log import redact
+from headwater.observability.text import printable, printable_lines
 from headwater.source.server import flush_lsn
 from headwater.source.slot_errors import LineageLost, slot_invalidated, slot_missing
 from headwater.source.slots import apply_slot_name, inspect_slot
@@ -39,7 +41,7 @@ class TableLine:
             "hint": self.state.solution,
             "next attempt": f"{at:%Y-%m-%d %H:%M:%S %Z}" if at is not None else "none by itself",
         }
-        return [f"{name}: {redact(text)}" for name, text in parts.items() if text]
+        return [f"{name}: {printable_lines(redact(text))}" for name, text in parts.items() if text]
 
 
 @click.command()
@@ -57,13 +59,9 @@ def tables(settings_file: Path) -> None:
     if console.is_terminal:
         _show(console, lines)
     else:
-        for line in lines:
-            position = f" {line.position}" if line.position else ""
-            click.echo(f"{line.name}: {line.state}{position}")
-            for part in line.trouble:
-                click.echo(f"  {part}")
+        _tell(lines)
     for text in summary:
-        click.echo(text)
+        say(text)
 
 
 def _lines(pipeline: Controlled) -> list[TableLine]:
@@ -111,11 +109,22 @@ def _summary(pipeline: Controlled, loaded: bool) -> list[str]:
     return lines
 
 
+def _tell(lines: list[TableLine]) -> None:
+    """Plain lines. What is said of a table is indented under it, each of its lines: none can be taken for another table's."""
+    for line in lines:
+        position = f" {line.position}" if line.position else ""
+        say(f"{line.name}: {line.state}{position}")
+        for part in line.trouble:
+            for number, text in enumerate(part.split("\n")):
+                say(f"    {text}" if number else f"  {text}")
+
+
 def _show(console: Console, lines: list[TableLine]) -> None:
     grid = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for title in ("table", "state", "position", "error"):
         grid.add_column(title, no_wrap=title != "error")
     for line in lines:
         colour = STATE_COLOURS.get(line.state.phase.value, "yellow")
-        grid.add_row(Text(line.name), Text(str(line.state), colour), Text(line.position), Text("\n".join(line.trouble)))
+        state, trouble = Text(str(line.state), colour), Text("\n".join(line.trouble))
+        grid.add_row(Text(printable(line.name)), state, Text(line.position), trouble)
     console.print(grid)

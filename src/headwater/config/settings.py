@@ -105,7 +105,11 @@ class SparkConfig(Checked):
     master: Annotated[str, Setting("Spark's master.", not_empty=True)] = "local[*]"
     driver_memory: Annotated[str, Setting("Memory of the driver's JVM, in Spark's notation.", not_empty=True)] = "2g"
     conf: Annotated[
-        Mapping[str, Secret], Setting('Further Spark settings, as `"spark.name" = "value"`; never logged.')
+        Mapping[str, Secret],
+        Setting(
+            'Further Spark settings, as `"spark.name" = "value"`; never logged. `spark.sql.variable.substitute` stays off: '
+            "it would change names of the source."
+        ),
     ] = field(default_factory=dict)
 
 

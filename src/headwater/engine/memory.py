@@ -15,6 +15,7 @@ from pathlib import Path
 
 from headwater.config.pipeline import BatchConfig, MemoryBackpressureConfig
 from headwater.errors import ConfigError
+from headwater.private_files import check_owner
 from headwater.wire.spool import MemoryBudget, Spool
 
 log = logging.getLogger(__name__)
@@ -75,6 +76,8 @@ def spool(config: BatchConfig) -> Spool:
             detail="it is no directory, or we may not write there",
             hint="Make the directory, or name another one: large transactions are kept there while they are written.",
         )
+    # Whoever owns the directory can put another file in place of ours while we write.
+    check_owner(directory)
     return Spool(directory)
 
 

@@ -2,7 +2,8 @@
 
 The standard library's logging, so that whoever embeds Headwater configures it as usual; `configure` is for the
 command line. Refusing secrets happens in the formatter, after arguments and tracebacks have become text: a filter on
-records would miss both.
+records would miss both. So does escaping what others put into names and messages: an entry begins at the start of a line, and
+nothing else does.
 """
 
 from __future__ import annotations
@@ -11,7 +12,11 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from numbers import Number
+
+from headwater.errors import HeadwaterError, Lines
+from headwater.observability.text import printable, printable_lines
 
 QUIET = {"py4j": logging.ERROR, "pyspark": logging.WARNING, "pyiceberg": logging.WARNING, "urllib3": logging.WARNING}
 
@@ -48,15 +53,36 @@ class PlainFormatter(logging.Formatter):
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         super().__init__()
-        # The longest first: one secret may contain another.
-        self._secrets = sorted({s for s in secrets if len(s) >= SHORTEST_SECRET}, key=len, reverse=True)
+        # The longest first: one secret may contain another. Escaped too: an argument is, before secrets are looked for.
+        long = {secret for secret in secrets if len(secret) >= SHORTEST_SECRET}
+        self._secrets = sorted(long | {printable(secret) for secret in long}, key=len, reverse=True)
 
     def format(self, record: logging.LogRecord) -> str:
         name = record.name.removeprefix("headwater.").replace(".", " ")
-        text = f"{self.formatTime(record, '%H:%M:%S')} {record.levelname.lower()} {name}: {record.getMessage()}"
+        text = f"{self.formatTime(record, '%H:%M:%S')} {record.levelname.lower()} {name}: {_message(record)}"
         if record.exc_info:
             text += "\n" + self.formatException(record.exc_info)
-        return redact(text, self._secrets)
+        return printable_lines(redact(text, self._secrets)).replace("\n", "\n  ")
+
+
+def _message(record: logging.LogRecord) -> str:
+    if not record.args:
+        return str(record.msg)
+    if isinstance(record.args, Mapping):
+        return str(record.msg) % {name: _shown(value) for name, value in record.args.items()}
+    return str(record.msg) % tuple(_shown(value) for value in record.args)
+
+
+def _shown(value: object) -> object:
+    """An argument as it may stand in an entry: on one line, unless its lines are ours."""
+    if value is None or isinstance(value, Number):
+        return value
+    if isinstance(value, Lines):
+        return value
+    if isinstance(value, HeadwaterError):
+        parts = (f"{name}: {text}" for name, text in (("detail", value.detail), ("hint", value.hint)) if text)
+        return "\n".join([printable(value.message), *(part.replace("\n", "\n" + " " * 8) for part in parts)])
+    return printable(str(value))
 
 
 class _StandardError(logging.Handler):

@@ -3,6 +3,9 @@
 The set-up resolves them once (`python -m headwater.spark.jars`) through Spark's own resolver, so a user's mirrors and
 settings count, and keeps the files. A session then names files and resolves nothing; without the files it falls back to
 the coordinates.
+
+A version names a file and does not say what is in it, and mirrors and caches can be written by others. So the digests stand in
+`jars.sha256`, and a file is compared with its own whenever it is fetched and whenever it is used (0.2 s for both).
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,6 +37,11 @@ class Coordinate:
     def __str__(self) -> str:
         return f"{self.group}:{self.artifact}:{self.version}"
 
+    @property
+    def file_name(self) -> str:
+        """As Spark's resolver names the file."""
+        return f"{self.group}_{self.artifact}-{self.version}.jar"
+
 
 ICEBERG = Coordinate("org.apache.iceberg", "iceberg-spark-runtime-4.1_2.13", "1.12.0")
 SQLITE = Coordinate("org.xerial", "sqlite-jdbc", "3.50.3.0")
@@ -48,6 +56,7 @@ def jar_settings() -> dict[str, str]:
     fetched = jar_directory()
     # Not spark.driver.extraClassPath: another class path than Spark's own made a session start in 13 s instead of 8.
     if fetched.is_dir():
+        _check_whole(fetched, JARS)
         return {"spark.jars": ",".join(str(path) for path in sorted(fetched.glob("*.jar")))}
     return {
         "spark.jars.packages": ",".join(str(coordinate) for coordinate in JARS),
@@ -63,7 +72,49 @@ def jar_directory(jars: Sequence[Coordinate] = JARS) -> Path:
 
 def fetch(jars: Sequence[Coordinate] = JARS) -> Path:
     """Resolve the jars and keep their files; at once if they are there already."""
-    return install(jar_directory(jars), lambda target: _resolve(jars, target))
+
+    def fill(target: Path) -> None:
+        _resolve(jars, target)
+        _check_whole(target, jars)
+
+    directory = install(jar_directory(jars), fill)
+    _check_whole(directory, jars)
+    return directory
+
+
+def digests() -> Mapping[str, str]:
+    """File name to SHA-256, of every jar that we name, those of the benchmarks among them."""
+    lines = Path(__file__).with_name("jars.sha256").read_text().splitlines()
+    return {name: digest for digest, name in (line.split() for line in lines)}
+
+
+def check(paths: Iterable[Path]) -> None:
+    """HeadwaterError for a file that has the name of a jar of ours and other content. Jars of the user's are the user's."""
+    pinned = digests()
+    for path in paths:
+        if path.name not in pinned:
+            continue
+        with open(path, "rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != pinned[path.name]:
+            raise HeadwaterError(
+                f"jar {path} is not the file that was pinned",
+                detail=f"its SHA-256 is {found}; expected {pinned[path.name]}",
+                hint=f"Find out who wrote it: a mirror, or another user of {path.parent}. Then remove that, and `make setup`.",
+            )
+
+
+def _check_whole(directory: Path, jars: Sequence[Coordinate]) -> None:
+    """All of these jars, and none without a digest: everything in the directory goes on the class path."""
+    names = {path.name for path in directory.glob("*.jar")}
+    odd, missing = sorted(names - digests().keys()), sorted({jar.file_name for jar in jars} - names)
+    if odd or missing:
+        raise HeadwaterError(
+            f"{directory / odd[0]} is no jar of ours" if odd else f"jar {missing[0]} is missing in {directory}",
+            detail=f"found {', '.join(sorted(names)) or 'none'}; expected {', '.join(jar.file_name for jar in jars)}",
+            hint=f"Remove {directory}, and `make setup` to fetch the jars again.",
+        )
+    check(sorted(directory / name for name in names))
 
 
 def _resolve(jars: Sequence[Coordinate], target: Path) -> None:

@@ -1,6 +1,7 @@
 """One Spark session, set up for many small commits, and what becomes of errors when its JVM is gone.
 
-Knows which settings pay (each with its measurement) and nothing of tables. Whatever the caller sets wins over all of them.
+Knows which settings pay (each with its measurement) and nothing of tables. Whatever the caller sets wins over all of them, but
+for what SQL text means (`headwater.spark.sql_text`).
 """
 
 from __future__ import annotations
@@ -8,10 +9,10 @@ from __future__ import annotations
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark import SparkConf, SparkContext
@@ -26,9 +27,11 @@ from headwater.errors import (
     HeadwaterError,
     SparkLost,
 )
+from headwater.private_files import temporary_directory
 from headwater.spark.causes import is_unreachable, java_causes, root_cause
-from headwater.spark.jars import jar_settings
+from headwater.spark.jars import check, jar_settings
 from headwater.spark.java import java_home
+from headwater.spark.sql_text import SQL_TEXT
 from headwater.spark.task_errors import found_in
 
 _MAX_DETAIL = 600
@@ -64,14 +67,24 @@ def build_session(settings: SparkSettings, catalog: Mapping[str, str]) -> SparkS
     launch = SparkConf(loadDefaults=False)
     launch.setAll([(key, value) for key, value in config.items() if at_launch(key)])
     SparkContext._ensure_initialized(conf=launch)
+    _check_resolved_jars()
     builder = SparkSession.builder
     for key, value in config.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
 
 
+def _check_resolved_jars() -> None:
+    """Where Spark resolved the jars itself, it has done so by now, and has loaded nothing of them yet."""
+    jvm = SparkContext._jvm
+    assert jvm is not None
+    named = str(jvm.System.getProperty("spark.jars") or "").split(",")
+    paths = (Path(urlsplit(jar).path) for jar in named if urlsplit(jar).scheme in ("", "file"))
+    check(path for path in paths if path.is_file())
+
+
 def session_config(settings: SparkSettings, catalog: Mapping[str, str]) -> dict[str, str]:
-    """Every setting of the session as plain keys, the caller's last."""
+    """Every setting of the session as plain keys; the caller's win over ours, but for what SQL text means."""
     config = {"spark.master": settings.master, "spark.app.name": settings.app_name}
     config |= {"spark.driver.memory": settings.driver_memory}
     config |= _DEFAULTS | jar_settings()
@@ -79,8 +92,9 @@ def session_config(settings: SparkSettings, catalog: Mapping[str, str]) -> dict[
         # Loopback only: no port of ours is open to others, and no host name has to resolve.
         config |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
         # Spark would make `spark-warehouse` in the working directory.
-        config["spark.sql.warehouse.dir"] = os.path.join(tempfile.gettempdir(), "headwater-spark-warehouse")
-    return config | dict(catalog) | dict(settings.config)
+        config["spark.sql.warehouse.dir"] = str(temporary_directory("spark-warehouse"))
+    # Last of all: no setting may have a name of the source mean another one.
+    return config | dict(catalog) | dict(settings.config) | SQL_TEXT
 
 
 def at_launch(key: str) -> bool:

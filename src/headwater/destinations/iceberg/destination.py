@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
-import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from pyspark.sql import SparkSession, functions
 
@@ -38,9 +35,11 @@ from headwater.destinations.iceberg.writer import MergeWriter, TableWriter
 from headwater.errors import DestinationError, HeadwaterError
 from headwater.events import EventBatch, TableRows
 from headwater.lsn import CommitLsn, EndLsn
+from headwater.private_files import temporary_directory
 from headwater.schema.table import ReplicatedTableSchema, TableId, TableName
 from headwater.spark.frames import FrameSpool
 from headwater.spark.session import is_jvm_lost
+from headwater.spark.sql_text import NameSubstituted
 from headwater.wire.spool import Spool
 
 _log = logging.getLogger(__name__)
@@ -135,15 +134,20 @@ class IcebergDestination(Destination):
         metadata = self._store.get_destination_table_metadata(table_id)
         if metadata is None:
             return LakeLook()
-        with self._sessions.session(f"look at {metadata.destination_table_id}") as session:
-            table = LakeTable.load(session.spark, metadata.destination_table_id)
-            return look_at(table, metadata, Owner.of(self._context, table_id), self._context.timeline())
+        identifier = metadata.destination_table_id
+        try:
+            with self._sessions.session(f"look at {identifier}", [identifier]) as session:
+                table = LakeTable.load(session.spark, identifier)
+                return look_at(table, metadata, Owner.of(self._context, table_id), self._context.timeline())
+        except NameSubstituted as error:
+            return LakeLook(error=error)
 
     def drop_table_for_copy(
         self, replicated_table_schema: ReplicatedTableSchema, result: DropTableForCopyResult
     ) -> None:
         try:
-            with self._sessions.session(f"end the old copy of {replicated_table_schema.name}") as session:
+            purpose = f"end the old copy of {replicated_table_schema.name}"
+            with self._sessions.session(purpose, _names(replicated_table_schema)) as session:
                 self._end_epoch(session, replicated_table_schema)
         except Exception as error:
             result.failed(translated(error))
@@ -157,7 +161,9 @@ class IcebergDestination(Destination):
             identifier = lake_identifier(self._settings.catalog, replicated_table_schema.name)
             with (
                 self._writers.writing(identifier, replicated_table_schema.id, replicated_table_schema.name),
-                self._copy_sessions.session(f"copy {replicated_table_schema.name}") as session,
+                self._copy_sessions.session(
+                    f"copy {replicated_table_schema.name}", _names(replicated_table_schema)
+                ) as session,
             ):
                 metadata = self._copy(session, replicated_table_schema, table_rows)
             self._store.store_destination_table_metadata(replicated_table_schema.id, metadata)
@@ -214,8 +220,10 @@ class IcebergDestination(Destination):
             if metadata is None:
                 continue
             try:
-                with self._sessions.session(f"look whether {metadata.destination_table_id} can be written") as session:
-                    table = LakeTable.load(session.spark, metadata.destination_table_id)
+                identifier = metadata.destination_table_id
+                purpose = f"look whether {identifier} can be written"
+                with self._sessions.session(purpose, [identifier]) as session:
+                    table = LakeTable.load(session.spark, identifier)
                     if table is not None:
                         table.write_probe()
                         return True
@@ -236,9 +244,10 @@ class IcebergDestination(Destination):
         assert self._apply is not None, "start() comes first"
         metadata = self._store.get_destination_table_metadata(table_id)
         identifier = "" if metadata is None else metadata.destination_table_id
+        names = {identifier, *(name for step in events.tables[table_id] for name in _names(step.schema))}
         with (
             self._writers.writing(identifier or f"table {table_id}", table_id, name),
-            self._sessions.session(f"apply changes to {name}") as session,
+            self._sessions.session(f"apply changes to {name}", names) as session,
         ):
             return self._apply.apply(session, table_id, events)
 
@@ -333,7 +342,12 @@ class IcebergDestination(Destination):
         if not str(self._spark.sparkContext.master).startswith("local"):
             return f"{self._settings.location}/.headwater/spool-{context.pipeline_id}"
         which = hashlib.sha256(f"{self._settings.location} {context.pipeline_id}".encode()).hexdigest()[:16]
-        return str(Path(tempfile.gettempdir()) / f"headwater-{os.getuid()}" / f"spool-{which}")
+        return str(temporary_directory(f"spool-{which}"))
+
+
+def _names(schema: ReplicatedTableSchema) -> list[str]:
+    """Every name of the source that statements about this table contain."""
+    return [schema.name.namespace, schema.name.name, *(column.name for column in schema.columns)]
 
 
 def _told_missed(names: Mapping[TableId, TableName], applied: dict[TableId, Applied]) -> dict[TableId, int]:

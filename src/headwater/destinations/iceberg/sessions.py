@@ -9,13 +9,16 @@ from __future__ import annotations
 import queue
 import threading
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
 
+from headwater.destinations.iceberg.types import quote
 from headwater.destinations.iceberg.watermark import PROPERTIES
+from headwater.errors import HeadwaterError
+from headwater.spark import sql_text
 
 MAX_SESSIONS = 8
 _SNAPSHOT_PROPERTY = "spark.sql.iceberg.snapshot-property."
@@ -47,6 +50,8 @@ class SessionPool:
     def __init__(
         self, spark: SparkSession, catalog: str, settings: Mapping[str, str], size: int = MAX_SESSIONS
     ) -> None:
+        # A copy's rows are a frame of this session, and its settings count where they are written.
+        sql_text.switch_off(spark)
         self._spark = spark
         self._catalog = catalog
         self._opening = threading.Lock()
@@ -55,13 +60,21 @@ class SessionPool:
         self._permits = threading.BoundedSemaphore(size)
 
     @contextmanager
-    def session(self, purpose: str) -> Iterator[LakeSession]:
-        """A session for this thread; its jobs share the cores fairly with those of other holders."""
+    def session(self, purpose: str, names: Iterable[str]) -> Iterator[LakeSession]:
+        """A session for this thread; its jobs share the cores fairly with those of other holders.
+
+        `names` are those that will stand in its statements: NameSubstituted if Spark would not take one as it is.
+        """
         with self._permits:
             try:
                 spark = self._idle.get_nowait()
             except queue.Empty:
                 spark = self._new()
+            try:
+                sql_text.check_names((self._catalog, *names), self._spark, spark)
+            except HeadwaterError:
+                self._idle.put(spark)
+                raise
             context = spark.sparkContext
             group = f"headwater-{uuid.uuid4()}"
             context.setJobGroup(group, purpose, interruptOnCancel=True)
@@ -78,10 +91,11 @@ class SessionPool:
         session = self._spark.newSession()
         for key, value in self._settings.items():
             session.conf.set(key, value)
+        sql_text.switch_off(session)
         # A session opens its catalog at the first statement that names it, and makes the tables of a new JDBC catalog
         # then: two at once fail. A look-up by the Java API does not open it, and takes its name for a namespace.
         with self._opening:
-            session.sql(f"SHOW NAMESPACES IN `{self._catalog}`")
+            session.sql(f"SHOW NAMESPACES IN {quote(self._catalog)}")
         return session
 
 

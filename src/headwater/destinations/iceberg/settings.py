@@ -7,6 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from headwater.errors import ConfigError
+from headwater.private_files import make_directory, make_file
+
+_NOT_ONLY_A_PATH = frozenset("%?#*[]{}\\")
 EXTENSIONS = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
 _BUSY_TIMEOUT_MS = 30_000
 
@@ -51,10 +55,14 @@ class IcebergSettings:
         return settings
 
     def prepare(self) -> None:
-        """Make the directory that holds the embedded catalog's file."""
+        """Make the directory of the embedded catalog and its file, closed to other users; what is there keeps its mode."""
         path = self.warehouse_path
+        if path is not None:
+            _check_path(str(path))
         if path is not None and not self.catalog_properties:
-            path.mkdir(parents=True, exist_ok=True)
+            make_directory(path)
+            # SQLite would make it readable by all. An empty file is an empty database.
+            make_file(path / "catalog.db")
 
     def _embedded_catalog(self) -> dict[str, str]:
         # SQLite lets one writer in at a time; the others wait here instead of failing with SQLITE_BUSY.
@@ -64,3 +72,14 @@ class IcebergSettings:
             "jdbc.schema-version": "V1",
             "warehouse": self.location,
         }
+
+
+def _check_path(path: str) -> None:
+    """SQLite and Hadoop read paths as URIs and as patterns: the catalog of `a%20b` would be that of `a b`."""
+    odd = sorted(_NOT_ONLY_A_PATH.intersection(path))
+    if odd:
+        raise ConfigError(
+            f"destination.warehouse {path} cannot be used",
+            detail=f"SQLite or Spark reads {' and '.join(odd)} in a path as part of a URI or of a pattern",
+            hint="Name a directory without these characters: " + " ".join(sorted(_NOT_ONLY_A_PATH)),
+        )
