@@ -5,9 +5,9 @@ The frame has exactly the declared types; left to itself Spark makes instants of
 
 from __future__ import annotations
 
-import itertools
 import os
 import tempfile
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -31,7 +31,6 @@ class FrameSpool:
 
     def __init__(self, location: str) -> None:
         self._location = location.rstrip("/")
-        self._numbers = itertools.count()
         self._is_local = "://" not in location
         if self._is_local:
             self._files, self._path = pafs.LocalFileSystem(), os.path.abspath(self._location)
@@ -58,7 +57,8 @@ class FrameSpool:
         if table.nbytes < SPOOL_FROM_BYTES:
             yield session.createDataFrame(table, schema)
             return
-        name = f"{os.getpid()}-{next(self._numbers)}.parquet"
+        # A run that lost its lock may still be at it: what one writes is never read as the other's.
+        name = f"{uuid.uuid4().hex}.parquet"
         path = f"{self._path}/{name}"
         self._make_directory()
         try:

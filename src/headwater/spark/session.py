@@ -6,6 +6,7 @@ for what SQL text means (`headwater.spark.sql_text`).
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sys
@@ -71,7 +72,14 @@ def build_session(settings: SparkSettings, catalog: Mapping[str, str]) -> SparkS
     builder = SparkSession.builder
     for key, value in config.items():
         builder = builder.config(key, value)
+    silence_query_contexts()
     return builder.getOrCreate()
+
+
+def silence_query_contexts() -> None:
+    """PySpark logs the text of statements that failed, with the values of rows in them, before we see the error."""
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        logging.getLogger(name).disabled = True
 
 
 def _check_resolved_jars() -> None:

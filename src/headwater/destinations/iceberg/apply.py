@@ -24,7 +24,7 @@ from headwater.destinations.iceberg.owner import Owner, check_for_changes
 from headwater.destinations.iceberg.parts import delta_in_parts, net_in_parts
 from headwater.destinations.iceberg.refuse import checked, refused
 from headwater.destinations.iceberg.said import translated
-from headwater.destinations.iceberg.schema import evolve, renamed_columns
+from headwater.destinations.iceberg.schema import evolve, renamed_columns, replaced_columns
 from headwater.destinations.iceberg.sessions import LakeSession
 from headwater.destinations.iceberg.table import LakeTable, Published
 from headwater.destinations.iceberg.types import lake_arrow_schema, spark_schema, to_lake
@@ -259,6 +259,10 @@ class TableApply:
             gone = [name for name in wanted.names if name not in commit.table.columns()]
             if gone:
                 raise refused(schema.name, f"the lake table has no column {', '.join(gone)} any more")
+            others = replaced_columns(commit.table)
+            if others:
+                detail = "another program dropped and added, or renamed, columns of the lake table: "
+                raise refused(schema.name, detail + ", ".join(others))
         evolve(spark, commit.table, wanted, renamed, rows_are_replaced=rows_are_replaced)
 
 

@@ -41,7 +41,7 @@ def net_delta(run: ChangeRun) -> NetDelta:
 
 def net_rows(added: pa.Table, removed: pa.Table) -> NetDelta:
     """The difference of two multisets of rows."""
-    (added_code, removed_code), count = encode_rows([added, removed], added.column_names)
+    (added_code, removed_code), count = encode_rows([added, removed], added.column_names, zeros_differ=True)
     net = np.bincount(added_code, minlength=count) - np.bincount(removed_code, minlength=count)
     rows = pa.concat_tables([added, removed])
     example = np.zeros(count, np.int64)

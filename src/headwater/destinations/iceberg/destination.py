@@ -23,7 +23,13 @@ from headwater.destinations.iceberg.missing import MissingValues, ReadOn
 from headwater.destinations.iceberg.names import in_lake_names, lake_names, names_property, source_schema
 from headwater.destinations.iceberg.owner import Owner, Writers, check_for_copy
 from headwater.destinations.iceberg.said import translated
-from headwater.destinations.iceberg.schema import TABLE_PROPERTIES, create_table, evolve
+from headwater.destinations.iceberg.schema import (
+    COLUMN_IDS,
+    column_ids_property,
+    create_table,
+    evolve,
+    table_properties,
+)
 from headwater.destinations.iceberg.sessions import LakeSession, SessionPool
 from headwater.destinations.iceberg.settings import IcebergSettings
 from headwater.destinations.iceberg.shared_storage import check_shared, is_one_process
@@ -277,7 +283,9 @@ class IcebergDestination(Destination):
         )
         try:
             properties = snapshot_properties(mark, opens_epoch=True)
-            self._writer.replace(session, table, table.snapshot_id, frame, properties)
+            start = table.snapshot_id
+            assert start is not None, "it was made with one"
+            self._writer.replace(session, table, start, frame, properties)
         except Exception as error:
             if is_jvm_lost(error):
                 raise
@@ -308,12 +316,11 @@ class IcebergDestination(Destination):
                 )
         check_for_copy(table, mine, self._store, name=schema.name, take_over=take_over)
         table.set_properties(
-            TABLE_PROPERTIES
-            | dict(self._settings.table_properties)
-            | mine.properties(schema.name)
-            | names_property(source)
+            table_properties(self._settings.table_properties) | mine.properties(schema.name) | names_property(source)
         )
+        table.ensure_snapshot()
         evolve(session.spark, table, columns, {}, rows_are_replaced=True)
+        table.set_properties({COLUMN_IDS: column_ids_property(table)})
         table.set_comments({lake: f'column "{name}" of the source' for name, lake in lake_names(source).items()})
         table.refresh()
         return table
@@ -335,13 +342,18 @@ class IcebergDestination(Destination):
             self._source_rows_read += count
 
     def _spool_location(self, context: RunContext) -> str:
-        """A directory of this pipeline's that driver and executors both see."""
+        """A directory of this pipeline's that driver and executors both see.
+
+        Of this source's too: another one with the same pipeline id may have other tables in the same warehouse.
+        """
+        source = f"{context.system_identifier} {context.database_oid}"
+        name = f"spool-{context.pipeline_id}-{hashlib.sha256(source.encode()).hexdigest()[:12]}"
         warehouse = self._settings.warehouse_path
         if warehouse is not None:
-            return str(warehouse / ".headwater" / f"spool-{context.pipeline_id}")
+            return str(warehouse / ".headwater" / name)
         if not str(self._spark.sparkContext.master).startswith("local"):
-            return f"{self._settings.location}/.headwater/spool-{context.pipeline_id}"
-        which = hashlib.sha256(f"{self._settings.location} {context.pipeline_id}".encode()).hexdigest()[:16]
+            return f"{self._settings.location}/.headwater/{name}"
+        which = hashlib.sha256(f"{self._settings.location} {name}".encode()).hexdigest()[:16]
         return str(temporary_directory(f"spool-{which}"))
 
 

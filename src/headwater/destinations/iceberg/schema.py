@@ -7,6 +7,8 @@ widened in place by id; a change of type that Iceberg cannot follow in place is 
 from __future__ import annotations
 
 import hashlib
+import json
+import logging
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -21,6 +23,7 @@ from headwater.destinations.iceberg.types import quote, quote_string, spark_sche
 from headwater.errors import Retry, SchemaError
 from headwater.schema.table import TableName, TableSchema
 
+_log = logging.getLogger(__name__)
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 
 TABLE_PROPERTIES: dict[str, str] = {
@@ -42,6 +45,37 @@ TABLE_PROPERTIES: dict[str, str] = {
 }
 
 
+REQUIRED = (
+    "write.merge.distribution-mode",
+    *(name for name in TABLE_PROPERTIES if name.endswith(("e.mode", "isolation-level"))),
+)
+"""What the writer relies on: rows without a key are found by their place in a file, which copy-on-write does not tell."""
+COLUMN_IDS = "headwater.column-ids"
+
+
+def table_properties(chosen: Mapping[str, str]) -> dict[str, str]:
+    """Ours, with what a user chose; what the writer relies on stays."""
+    kept = {name: TABLE_PROPERTIES[name] for name in REQUIRED}
+    overruled = sorted(name for name, value in kept.items() if chosen.get(name, value) != value)
+    if overruled:
+        _log.warning(
+            "table properties %s of the settings are left out: the writer relies on its own", ", ".join(overruled)
+        )
+    return TABLE_PROPERTIES | dict(chosen) | kept
+
+
+def column_ids_property(table: LakeTable) -> str:
+    """A column that another program drops and adds again has its name and another id, and no values in old rows."""
+    return json.dumps(table.column_ids(), sort_keys=True, ensure_ascii=False)
+
+
+def replaced_columns(table: LakeTable) -> list[str]:
+    """Columns that are not those of the copy, by its record; none for a table of before there was one."""
+    recorded = json.loads(table.property(COLUMN_IDS) or "{}")
+    ids = table.column_ids()
+    return [name for name, id in recorded.items() if ids.get(name, id) != id]
+
+
 def create_table(
     session: SparkSession,
     settings: IcebergSettings,
@@ -53,8 +87,8 @@ def create_table(
     """Make the namespace and the table, both only if missing."""
     session.sql(f"CREATE NAMESPACE IF NOT EXISTS {quote(settings.catalog)}.{quote(name.namespace)}")
     fields = ", ".join(f"{quote(f.name)} {f.dataType.simpleString()}" for f in spark_schema(columns).fields)
-    properties = {"format-version": str(settings.format_version)} | TABLE_PROPERTIES
-    properties |= dict(settings.table_properties) | owner.properties(name)
+    properties = {"format-version": str(settings.format_version)} | table_properties(settings.table_properties)
+    properties |= owner.properties(name)
     listed = ", ".join(f"{quote_string(key)} = {quote_string(value)}" for key, value in properties.items())
     location = _location(settings, name)
     session.sql(

@@ -113,6 +113,16 @@ class LakeTable:
         """Name to Iceberg type, in the table's order."""
         return {field.name(): field.type() for field in self._table.schema().columns()}
 
+    def column_ids(self) -> dict[str, int]:
+        return {str(field.name()): int(field.fieldId()) for field in self._table.schema().columns()}
+
+    def ensure_snapshot(self) -> None:
+        """An empty first one, where there is none: without it a late commit of a dead attempt would have nothing to be
+        validated against, and an empty copy that came before it holds no file that it conflicts with."""
+        if self.snapshot_id is None:
+            self._table.newFastAppend().commit()
+            self._table.refresh()
+
     def update_schema(self) -> Any:
         return self._table.updateSchema()
 
@@ -204,15 +214,6 @@ class LakeTable:
         before, after = _live_rows(self._table.snapshot(start)), _live_rows(staged)
         gained = None if before is None or after is None else after - before
         return Published(int(staged.snapshotId()), gained)
-
-    def tag_current(self, attempt: str) -> Published:
-        """Tag the first commit of a table, which had no snapshot to stage from."""
-        self._table.refresh()
-        snapshot = self._table.currentSnapshot()
-        if snapshot is None or snapshot.summary().get(ATTEMPT) != attempt:
-            raise LakeTableMoved(f"{self.identifier} has a commit of another attempt")
-        self._tagged(self._table.manageSnapshots(), snapshot.snapshotId()).commit()
-        return Published(int(snapshot.snapshotId()), _live_rows(snapshot))
 
     def _tagged(self, manage: Any, snapshot_id: int) -> Any:
         if self._table.refs().get(WATERMARK_TAG) is not None:

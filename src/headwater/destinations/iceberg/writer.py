@@ -35,7 +35,7 @@ class TableWriter(Protocol):
         self,
         session: LakeSession,
         table: LakeTable,
-        start: int | None,
+        start: int,
         rows: DataFrame,
         properties: Mapping[str, str],
     ) -> Published:
@@ -73,16 +73,11 @@ class MergeWriter:
         self,
         session: LakeSession,
         table: LakeTable,
-        start: int | None,
+        start: int,
         rows: DataFrame,
         properties: Mapping[str, str],
     ) -> Published:
         attempt, properties = _attempt(properties)
-        if start is None:
-            # There is nothing to branch from. The whole history is validated then: any row in it is a conflict.
-            writer = rows.writeTo(table.identifier).option("isolation-level", "serializable")
-            _with_properties(writer, properties).overwrite(functions.lit(True))
-            return table.tag_current(attempt)
         _with_properties(rows.writeTo(table.stage(start)), properties).overwrite(functions.lit(True))
         return table.publish(start, attempt, replaces_all=True)
 
@@ -142,8 +137,9 @@ class MergeWriter:
         ):
             target = table.stage(start)
             # Equal rows are told apart by where they lie: of those that match, the first `count` go.
-            same = " AND ".join(f"r.{quote(name)} <=> d.{quote(name)}" for name in columns)
-            alike = ", ".join(f"r.{quote(name)}" for name in columns)
+            exact = {field.name: _exact(field) for field in delta.added.schema}
+            same = " AND ".join(f"{exact[name].format('r')} <=> {exact[name].format('d')}" for name in columns)
+            alike = ", ".join(exact[name].format("r") for name in columns)
             nothing = ", ".join(f"NULL AS c{i}" for i in range(len(columns)))
             listed = ", ".join(f"{quote(name)} AS c{i}" for i, name in enumerate(columns))
             names = ", ".join(quote(name) for name in columns)
@@ -171,6 +167,12 @@ class MergeWriter:
                 yield view
             finally:
                 session.spark.catalog.dropTempView(view)
+
+
+def _exact(field: pa.Field) -> str:
+    """A column in SQL, for a table's alias: -0.0 and 0.0 are equal to Spark, and two rows to whoever reads them."""
+    name = "{}." + quote(field.name).replace("{", "{{").replace("}", "}}")
+    return f"CAST({name} AS STRING)" if pa.types.is_floating(field.type) else name
 
 
 def _attempt(properties: Mapping[str, str]) -> tuple[str, dict[str, str]]:
