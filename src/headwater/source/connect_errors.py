@@ -9,7 +9,7 @@ import psycopg
 
 from headwater.errors import AuthenticationError, ConnectError, HeadwaterError, Retry, TlsError
 from headwater.wire import tls
-from headwater.wire.auth import cleartext_refused
+from headwater.wire.auth import cleartext_refused, md5_refused
 from headwater.wire.server_errors import channel_differs, client_certificate_missing
 from headwater.wire.settings import ConnectSettings
 
@@ -23,6 +23,8 @@ def connect_error(error: psycopg.Error, settings: ConnectSettings) -> HeadwaterE
     detail = one_line(_without_secrets(str(error), settings))
     if "server requested a cleartext password" in detail:
         return cleartext_refused(settings)
+    if "server requested a hashed password" in detail:
+        return md5_refused(settings)
     if "requires a valid client certificate" in detail:
         return client_certificate_missing(settings, detail)
     if "channel binding check failed" in detail:

@@ -2,7 +2,7 @@
 
 `Authentication.answer` takes the body of each Authentication message and returns what to send. SCRAM-SHA-256 is
 scramp's, with channel binding where TLS is on and the server offers it; MD5 is here because old roles still have it, and
-cleartext because LDAP, PAM and clouds' tokens work that way. It is sent only where nobody else reads it.
+cleartext because LDAP, PAM and clouds' tokens work that way. Both are sent only where the server is known, or by choice.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from headwater.errors import AuthenticationError, ProtocolError
 from headwater.wire import messages
 from headwater.wire.messages import Body
 from headwater.wire.saslprep import PreparedPassword
-from headwater.wire.settings import ConnectSettings
+from headwater.wire.settings import ConnectSettings, TlsMode
 
 _OK = 0
 _CLEARTEXT = 3
@@ -52,6 +52,8 @@ class Authentication:
                 raise cleartext_refused(self._settings)
             return messages.password(self._password())
         if code == _MD5:
+            if not self._settings.may_send_md5_password:
+                raise md5_refused(self._settings)
             return messages.password(self._md5(reader.take(4)))
         if code == _SASL:
             return self._begin_scram(reader)
@@ -135,7 +137,25 @@ class Authentication:
 def cleartext_refused(settings: ConnectSettings) -> AuthenticationError:
     return AuthenticationError(
         f"server at {settings.address} asks for the password in clear text",
-        detail=f'tls.mode is "{settings.tls.mode}", under which others could read it on the way; nothing was sent',
-        hint='Set tls.mode = "verify-full" (or "require"), use scram-sha-256 in pg_hba.conf, or, where the network itself '
-        "is trusted, set allow_cleartext_password = true.",
+        detail=_not_verified(settings),
+        hint='Set tls.mode = "verify-full", use scram-sha-256 in pg_hba.conf, or, where the network itself is trusted, set '
+        "allow_cleartext_password = true.",
+    )
+
+
+def md5_refused(settings: ConnectSettings) -> AuthenticationError:
+    return AuthenticationError(
+        f"server at {settings.address} asks for the password's MD5 hash",
+        detail=_not_verified(settings),
+        hint="Set the role's password again under password_encryption = 'scram-sha-256', or set tls.mode = "
+        '"verify-full", or, where the network itself is trusted, allow_md5_password = true.',
+    )
+
+
+def _not_verified(settings: ConnectSettings) -> str:
+    return (
+        f'tls.mode is "{settings.tls.mode}" without trusted_root_certs, under which the server\'s certificate is not '
+        "verified and any server could be asking; nothing was sent"
+        if settings.tls.mode is not TlsMode.DISABLE
+        else 'tls.mode is "disable", under which any server could be asking, and others could read it; nothing was sent'
     )
