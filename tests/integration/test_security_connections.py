@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import socket
+import ssl
+import struct
+import threading
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 
 import pytest
 import trustme
+from cryptography.hazmat.primitives.asymmetric.ed448 import Ed448PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from headwater.errors import AuthenticationError
 from headwater.testing.postgres import TRUSTED_SOCKET, PostgresServer, ServerTls
+from headwater.wire.messages import SSL_REQUEST, frame
 from headwater.wire.settings import ConnectSettings, Secret, TlsMode, TlsSettings
+from tests.integration.certificates import server_context, without_hash
 from tests.integration.ways import Ask, each_way
 
 WHO = "select current_user::text"
@@ -97,3 +106,81 @@ def test_methods_that_give_the_password_to_no_server_go_on_without_verification(
     key = Secret(shown.private_key_pem.bytes().decode())
     tls = TlsSettings(TlsMode.REQUIRE, None, shown.cert_chain_pems[0].bytes().decode(), key)
     assert ask(settings_of(server, role, tls), WHO) == role
+
+
+@each_way
+@pytest.mark.parametrize("kind", [Ed25519PrivateKey, Ed448PrivateKey])
+def test_a_certificate_that_scram_cannot_be_bound_to_must_be_verified(
+    ask: Ask, kind: type[Ed25519PrivateKey] | type[Ed448PrivateKey]
+) -> None:
+    shown = without_hash(kind)
+    with PostgresServer.start(
+        tls=shown, hba=(TRUSTED_SOCKET, "hostssl all,replication all all scram-sha-256")
+    ) as server:
+        for verified in (TlsMode.REQUIRE, TlsMode.VERIFY_CA, TlsMode.VERIFY_FULL):
+            settings = server.settings(host="localhost", tls=TlsSettings(verified, shown.certificate))
+            assert ask(settings, WHO) == "postgres"
+        for unverified in (TlsMode.PREFER, TlsMode.REQUIRE):
+            with pytest.raises(AuthenticationError, match="cannot be bound") as caught:
+                ask(server.settings(host="localhost", tls=TlsSettings(unverified)), WHO)
+            assert "Ed25519" in caught.value.detail
+            assert "verify-full" in caught.value.hint
+        with pytest.raises(AuthenticationError) as wrong:
+            ask(replace(settings, password=Secret("wrong")), WHO)
+        assert "bound" not in str(wrong.value)
+
+
+@each_way
+@pytest.mark.parametrize("kind", [None, Ed25519PrivateKey, Ed448PrivateKey])
+@pytest.mark.parametrize("strips", [False, True], ids=["offers binding", "takes the offer of binding out"])
+def test_a_stranger_between_who_shows_a_certificate_of_any_kind_gets_no_session(
+    server: PostgresServer,
+    ask: Ask,
+    kind: type[Ed25519PrivateKey] | type[Ed448PrivateKey] | None,
+    strips: bool,
+) -> None:
+    settings = settings_of(server, "by_scram", TlsSettings(TlsMode.REQUIRE), "localhost")
+    assert ask(settings, WHO) == "by_scram"
+    with between(server.port, kind, strips) as port, pytest.raises(AuthenticationError) as caught:
+        ask(replace(settings, port=port), WHO)
+    assert "verify-full" in caught.value.hint
+    assert PASSWORD not in str(caught.value)
+
+
+@contextmanager
+def between(
+    server_port: int, kind: type[Ed25519PrivateKey] | type[Ed448PrivateKey] | None, strips: bool
+) -> Iterator[int]:
+    """One connection through somebody who terminates TLS and passes on what he reads, but perhaps for one offer."""
+    if kind is None:
+        to_client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        trustme.CA().issue_cert("localhost").configure_cert(to_client)
+    else:
+        to_client = server_context(without_hash(kind))
+    to_server = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    to_server.check_hostname, to_server.verify_mode = False, ssl.CERT_NONE
+    whole = frame(b"R", struct.pack("!i", 10) + b"SCRAM-SHA-256-PLUS\0SCRAM-SHA-256\0\0")
+    less = frame(b"R", struct.pack("!i", 10) + b"SCRAM-SHA-256\0\0")
+
+    def relay() -> None:
+        with suppress(OSError), ExitStack() as stack:
+            client = stack.enter_context(listener.accept()[0])
+            assert client.recv(8) == SSL_REQUEST
+            client.sendall(b"S")
+            client = stack.enter_context(to_client.wrap_socket(client, server_side=True))
+            there = stack.enter_context(socket.create_connection(("127.0.0.1", server_port)))
+            there.sendall(SSL_REQUEST)
+            assert there.recv(1) == b"S"
+            there = stack.enter_context(to_server.wrap_socket(there))
+            # A conversation in turns: each side speaks and then waits for the other.
+            while said := client.recv(65536):
+                there.sendall(said)
+                answer = there.recv(65536)
+                client.sendall(answer.replace(whole, less) if strips else answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=relay)
+        thread.start()
+        yield listener.getsockname()[1]
+        thread.join(10)
+        assert not thread.is_alive()

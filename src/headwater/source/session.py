@@ -21,7 +21,7 @@ from headwater.errors import (
     Retry,
     ServerError,
 )
-from headwater.source.connect_errors import connect_error, one_line
+from headwater.source.connect_errors import connect_error, lacks_binding, one_line
 from headwater.wire.hosts import ROLE_QUERY, ServerRole, connect_to_first
 from headwater.wire.server_errors import without_values
 from headwater.wire.settings import ConnectSettings
@@ -72,17 +72,28 @@ def connect(
 def _open(settings: ConnectSettings, further: Mapping[str, Any]) -> Connection:
     if not settings.is_unix_socket:
         check_files(settings.tls)
+    arguments = {**settings.conninfo(), **further}
     try:
-        # Prepared statements would outlive a pooler's server connection; nothing here is hot enough to need them.
-        connection = psycopg.connect(**{**settings.conninfo(), **further}, autocommit=True, prepare_threshold=None)
+        connection = _connect(arguments)
     except psycopg.Error as error:
-        raise connect_error(error, settings) from None
+        if not (settings.tls.verifies and lacks_binding(error)):
+            raise connect_error(error, settings) from None
+        # A certificate that cannot be bound but is verified already says who the server is.
+        try:
+            connection = _connect(arguments | {"channel_binding": "disable"})
+        except psycopg.Error as second:
+            raise connect_error(second, settings) from None
     try:
         _pin(connection)
     except psycopg.Error as error:
         connection.close()
         raise translated(error, f"opening a session on {settings.address}") from error
     return connection
+
+
+def _connect(arguments: Mapping[str, Any]) -> Connection:
+    # Prepared statements would outlive a pooler's server connection; nothing here is hot enough to need them.
+    return psycopg.connect(**arguments, autocommit=True, prepare_threshold=None)
 
 
 def _ask_role(connection: Connection) -> ServerRole:

@@ -13,7 +13,8 @@ import ssl
 from scramp import ScramClient, ScramException
 
 from headwater.errors import AuthenticationError, ProtocolError
-from headwater.wire import messages
+from headwater.wire import channel_binding, messages
+from headwater.wire.channel_binding import binding_of
 from headwater.wire.messages import Body
 from headwater.wire.saslprep import PreparedPassword
 from headwater.wire.settings import ConnectSettings, TlsMode
@@ -84,20 +85,25 @@ class Authentication:
         self._scram.password = PreparedPassword(password)
         return messages.sasl_initial(self._scram.mechanism_name, self._scram.get_client_first().encode())
 
-    def _scram_client(self, mechanisms: list[str]) -> ScramClient:
+    def _scram_client(self, offered: list[str]) -> ScramClient:
+        """The strongest that was offered. Never a weaker one because the stronger could not be done: whoever stands between
+        chooses the certificate, and would choose one that cannot be bound."""
         try:
-            if self._tls_object is not None:
-                try:
-                    # The user name inside SCRAM is ignored by Postgres, which has it from the startup packet.
-                    return ScramClient(mechanisms, "*", "*", ("tls-server-end-point", self._tls_object))
-                except ScramException:
-                    if _SCRAM not in mechanisms:
-                        raise
-                    # A certificate whose signature names no hash (Ed25519) has no binding of this kind.
-            plain = [name for name in mechanisms if name == _SCRAM]
-            return ScramClient(plain or mechanisms, "*", "*")
+            # The user name inside SCRAM is ignored by Postgres, which has it from the startup packet.
+            if self._tls_object is None:
+                return ScramClient(offered, "*", "*")
+            binding = binding_of(self._tls_object)
+            if _SCRAM_PLUS not in offered:
+                # Says that we would have bound it: a server that did offer it then knows that the offer was taken out on
+                # the way. The binding itself is not sent, so it does not matter if there is none.
+                return ScramClient([_SCRAM], "*", "*", (channel_binding.TYPE, binding or b"none"))
+            if binding is not None:
+                return ScramClient([_SCRAM_PLUS], "*", "*", (channel_binding.TYPE, binding))
+            if self._settings.tls.verifies and _SCRAM in offered:
+                return ScramClient([_SCRAM], "*", "*")
         except ScramException as error:
             raise self._scram_failed(error) from error
+        raise binding_impossible(self._settings)
 
     def _continue_scram(self, code: int, data: bytes) -> bytes | None:
         if self._scram is None:
@@ -132,6 +138,16 @@ class Authentication:
     def _refused(self, detail: str, hint: str) -> AuthenticationError:
         who = f'role "{self._settings.username}" could not be authenticated at {self._settings.address}'
         return AuthenticationError(who, detail=detail, hint=hint)
+
+
+def binding_impossible(settings: ConnectSettings) -> AuthenticationError:
+    return AuthenticationError(
+        f"SCRAM cannot be bound to the TLS connection with the server at {settings.address}",
+        detail="the signature of the server's certificate has no hash that both sides know (as with Ed25519 and Ed448), and "
+        f'tls.mode = "{settings.tls.mode}" does not verify the certificate; nothing was sent',
+        hint='Set tls.mode = "verify-full" with tls.trusted_root_certs, under which no binding is needed, or give the server '
+        "a certificate with an RSA or ECDSA signature.",
+    )
 
 
 def cleartext_refused(settings: ConnectSettings) -> AuthenticationError:
