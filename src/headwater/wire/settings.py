@@ -117,11 +117,13 @@ class ConnectSettings:
     keepalive: KeepaliveSettings = field(default_factory=KeepaliveSettings)
     application_name: str = "headwater"
     connect_timeout_seconds: float = 10.0
-    """For each server of the list."""
+    """For each address of each server of the list."""
     target_session_attrs: TargetSessionAttrs | None = None
     """None: any server if there is one; of several the primary, since a slot is on one server only."""
     allow_cleartext_password: bool = False
     allow_md5_password: bool = False
+    hostaddr: str | None = None
+    """The one of the host's addresses that is tried; None until the name is looked up, and not a user's to set."""
 
     def each_host(self) -> tuple[ConnectSettings, ...]:
         """The same settings for each single server, in order."""
@@ -161,7 +163,9 @@ class ConnectSettings:
         TLS alone is not enough: `prefer` and `require` take any certificate, so whoever stands between can show one of
         his own and ask for the password.
         """
-        return self.is_unix_socket or _is_loopback(self.host) or self.tls.verifies
+        if self.is_unix_socket or self.tls.verifies:
+            return True
+        return _is_loopback(self.host) and (self.hostaddr is None or _is_loopback(self.hostaddr))
 
     @property
     def may_send_cleartext_password(self) -> bool:
@@ -191,6 +195,8 @@ class ConnectSettings:
             "keepalives_interval": self.keepalive.interval_seconds,
             "keepalives_count": self.keepalive.retries,
         }
+        if self.hostaddr is not None:
+            arguments["hostaddr"] = self.hostaddr
         if self.password is not None:
             arguments["password"] = self.password.reveal()
         # A list of what is refused leaves the rest allowed: SCRAM, certificates, GSS, and trust, which sends nothing.

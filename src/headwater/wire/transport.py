@@ -15,6 +15,7 @@ import threading
 import time
 from array import array
 from contextlib import suppress
+from dataclasses import replace
 
 from headwater.errors import ConnectError, ConnectionLost, ProtocolError, Retry
 from headwater.wire import tls
@@ -245,6 +246,21 @@ class Transport:
         )
 
 
+def each_address(settings: ConnectSettings) -> tuple[ConnectSettings, ...]:
+    """The same settings for each address of the host, in the order of the name service.
+
+    A name that cannot be looked up now stays as it is: whoever opens it meets the error, and says so.
+    """
+    if settings.is_unix_socket or settings.hostaddr is not None:
+        return (settings,)
+    try:
+        found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return (settings,)
+    addresses = dict.fromkeys(str(address[0]) for *_, address in found)
+    return tuple(replace(settings, hostaddr=address) for address in addresses) or (settings,)
+
+
 def open_transport(settings: ConnectSettings, deadline: float) -> Transport:
     """Connect, without TLS yet."""
     try:
@@ -265,7 +281,9 @@ def _open_unix(settings: ConnectSettings, deadline: float) -> socket.socket:
 
 def _open_tcp(settings: ConnectSettings, deadline: float) -> socket.socket:
     failure: OSError | None = None
-    for family, kind, protocol, _, address in socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM):
+    for family, kind, protocol, _, address in socket.getaddrinfo(
+        settings.hostaddr or settings.host, settings.port, type=socket.SOCK_STREAM
+    ):
         sock = socket.socket(family, kind, protocol)
         # Before connecting: the window scale is settled in the handshake and cannot grow with the buffer later.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
