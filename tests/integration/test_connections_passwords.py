@@ -62,8 +62,12 @@ ODD = {
 
 
 @pytest.fixture(scope="module")
-def servers() -> Iterator[Callable[[int], PostgresServer]]:
-    authority = trustme.CA()
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture(scope="module")
+def servers(authority: trustme.CA) -> Iterator[Callable[[int], PostgresServer]]:
     shown = authority.issue_cert("localhost")
     tls = ServerTls(shown.cert_chain_pems[0].bytes().decode(), shown.private_key_pem.bytes().decode())
     with ExitStack() as stack:
@@ -132,10 +136,13 @@ def test_scram_prepares_random_passwords_as_the_server_does(server: PostgresServ
 
 @pytest.mark.versions
 @each_way
-def test_a_clear_text_password_is_sent_only_where_others_cannot_read_it(server: PostgresServer, ask: Ask) -> None:
+def test_a_clear_text_password_is_sent_only_where_others_cannot_read_it(
+    server: PostgresServer, authority: trustme.CA, ask: Ask
+) -> None:
+    roots = authority.cert_pem.bytes().decode()
     here = set_password(server, "password", "in the clear")
     elsewhere = replace(here, host=ELSEWHERE)
-    for mode in (TlsMode.DISABLE, TlsMode.PREFER):
+    for mode in (TlsMode.DISABLE, TlsMode.PREFER, TlsMode.REQUIRE):
         with pytest.raises(AuthenticationError, match="asks for the password in clear text") as caught:
             ask(replace(elsewhere, tls=TlsSettings(mode)), WHO)
         assert "nothing was sent" in caught.value.detail
@@ -143,7 +150,8 @@ def test_a_clear_text_password_is_sent_only_where_others_cannot_read_it(server: 
         assert "in the clear" not in str(caught.value)
     for allowed in (
         here,
-        replace(elsewhere, tls=TlsSettings(TlsMode.REQUIRE)),
+        replace(elsewhere, tls=TlsSettings(TlsMode.REQUIRE, roots)),
+        replace(elsewhere, tls=TlsSettings(TlsMode.VERIFY_CA, roots)),
         replace(elsewhere, allow_cleartext_password=True),
     ):
         assert ask(allowed, WHO) == "by_password"
@@ -155,7 +163,8 @@ def test_a_clear_text_password_is_sent_only_where_others_cannot_read_it(server: 
 def test_other_methods_need_no_tls_because_they_do_not_send_the_password(
     server: PostgresServer, ask: Ask, method: str
 ) -> None:
-    settings = replace(set_password(server, method, "kept"), host=ELSEWHERE)
+    # That an MD5 hash is sent there at all is a choice.
+    settings = replace(set_password(server, method, "kept"), host=ELSEWHERE, allow_md5_password=method == "md5")
     assert ask(settings, WHO) == settings.username
 
 

@@ -34,7 +34,9 @@ class TlsConfig(Checked):
     trusted_root_certs: Annotated[
         str | None,
         Setting(
-            "Root certificates: the path of a PEM file, or the PEM text. Empty or missing: the system's own.", path=True
+            "Root certificates: the path of a PEM file, or the PEM text. Empty or missing: the system's own, with "
+            '`"verify-full"` only.',
+            path=True,
         ),
     ] = None
     client_cert: Annotated[
@@ -66,6 +68,13 @@ class TlsConfig(Checked):
             yield Mistake("client_key_password", "there is no client_key that it could open")
         if self.client_cert is not None and self.tls_settings().mode is TlsMode.DISABLE:
             yield Mistake("client_cert", "is shown to nobody without TLS; set another mode")
+        if self.tls_settings().mode is TlsMode.VERIFY_CA and not self.trusted_root_certs:
+            # The system's roots sign for anybody who owns a domain, and this mode looks at no name; libpq refuses it too.
+            yield Mistake(
+                "trusted_root_certs",
+                'missing; mode = "verify-ca" checks no host name, so the system\'s roots would accept a certificate of any '
+                'host; give the root of your own authority, or set mode = "verify-full"',
+            )
 
     def tls_settings(self) -> TlsSettings:
         mode = self.mode
@@ -113,8 +122,16 @@ class PgConnectionConfig(Checked):
     allow_cleartext_password: Annotated[
         bool,
         Setting(
-            "Whether a server that asks for the password itself gets it where others could read it on the way. Under "
-            'tls.mode `"require"` or stricter, on loopback and on a Unix socket it always does.'
+            "Whether a server that asks for the password itself gets it even where its certificate is not verified. "
+            'Where it is (tls.mode `"verify-full"`, `"verify-ca"`, or `"require"` with `trusted_root_certs`), on loopback '
+            "and on a Unix socket, it always does. Allows MD5 too."
+        ),
+    ] = False
+    allow_md5_password: Annotated[
+        bool,
+        Setting(
+            "Whether a server that asks for the password's MD5 hash gets it even where its certificate is not verified: "
+            "whoever receives the hash can find the password by trying. Move the role to `scram-sha-256` instead, if you can."
         ),
     ] = False
     tls: Annotated[TlsConfig, Setting("Transport security.")] = field(default_factory=TlsConfig)
@@ -149,4 +166,5 @@ class PgConnectionConfig(Checked):
             application_name=application_name,
             target_session_attrs=self.target_session_attrs,
             allow_cleartext_password=self.allow_cleartext_password,
+            allow_md5_password=self.allow_md5_password,
         )

@@ -9,12 +9,18 @@ import psycopg
 
 from headwater.errors import AuthenticationError, ConnectError, HeadwaterError, Retry, TlsError
 from headwater.wire import tls
-from headwater.wire.auth import cleartext_refused
+from headwater.wire.auth import binding_impossible, cleartext_refused, md5_refused
 from headwater.wire.server_errors import channel_differs, client_certificate_missing
 from headwater.wire.settings import ConnectSettings
 
 _AUTHENTICATION_MARKS = ("authentication failed", "no password supplied", "pg_hba.conf", "is not permitted to log in")
+_BINDING_MARKS = ("could not find digest for NID", "could not determine server certificate signature algorithm")
 _TLS_MARKS = ("SSL", "certificate", "TLS")
+
+
+def lacks_binding(error: psycopg.Error) -> bool:
+    """Whether libpq could not bind SCRAM to the TLS connection, because of the certificate's kind of signature."""
+    return any(mark in str(error) for mark in _BINDING_MARKS)
 
 
 def connect_error(error: psycopg.Error, settings: ConnectSettings) -> HeadwaterError:
@@ -23,9 +29,13 @@ def connect_error(error: psycopg.Error, settings: ConnectSettings) -> HeadwaterE
     detail = one_line(_without_secrets(str(error), settings))
     if "server requested a cleartext password" in detail:
         return cleartext_refused(settings)
+    if "server requested a hashed password" in detail:
+        return md5_refused(settings)
+    if lacks_binding(error):
+        return binding_impossible(settings)
     if "requires a valid client certificate" in detail:
         return client_certificate_missing(settings, detail)
-    if "channel binding check failed" in detail:
+    if "channel binding check failed" in detail or "channel binding negotiation error" in detail:
         return channel_differs(settings, detail)
     if any(mark in detail for mark in _AUTHENTICATION_MARKS):
         return AuthenticationError(

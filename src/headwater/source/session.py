@@ -7,25 +7,30 @@ setting: a policy that would hide rows makes the query fail instead.
 
 from __future__ import annotations
 
+import os
+import socket
+import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, LiteralString
 
 import psycopg
 
 from headwater.errors import (
     AuthenticationError,
+    ConnectError,
     ConnectionLost,
     HeadwaterError,
     PrivilegeError,
     Retry,
     ServerError,
 )
-from headwater.source.connect_errors import connect_error, one_line
+from headwater.source.connect_errors import connect_error, lacks_binding, one_line
 from headwater.wire.hosts import ROLE_QUERY, ServerRole, connect_to_first
 from headwater.wire.server_errors import without_values
 from headwater.wire.settings import ConnectSettings
 from headwater.wire.tls import check_files
+from headwater.wire.transport import not_ready
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 Parameters = Sequence[Any] | Mapping[str, Any] | None
@@ -64,7 +69,9 @@ def connect(
         further["application_name"] = application_name
     if tcp_user_timeout_seconds is not None:
         further["tcp_user_timeout"] = round(tcp_user_timeout_seconds * 1000)
-    connection = connect_to_first(settings, lambda server: _open(server, further), _ask_role)
+    connection = connect_to_first(
+        settings, lambda server: _open(server, further), lambda connection: _ask_role(connection, settings)
+    )
     connection.autocommit = autocommit
     return connection
 
@@ -72,21 +79,62 @@ def connect(
 def _open(settings: ConnectSettings, further: Mapping[str, Any]) -> Connection:
     if not settings.is_unix_socket:
         check_files(settings.tls)
+    connection = _connected({**settings.conninfo(), **further}, settings)
+    if isinstance(connection, HeadwaterError):
+        raise connection
     try:
-        # Prepared statements would outlive a pooler's server connection; nothing here is hot enough to need them.
-        connection = psycopg.connect(**{**settings.conninfo(), **further}, autocommit=True, prepare_threshold=None)
-    except psycopg.Error as error:
-        raise connect_error(error, settings) from None
-    try:
-        _pin(connection)
+        with _answering_in_time(connection, settings):
+            _pin(connection)
     except psycopg.Error as error:
         connection.close()
         raise translated(error, f"opening a session on {settings.address}") from error
+    except ConnectError:
+        connection.close()
+        raise
     return connection
 
 
-def _ask_role(connection: Connection) -> ServerRole:
-    row = fetch_one(connection, ROLE_QUERY, doing="asking the server for its role")
+def _connected(arguments: Mapping[str, Any], settings: ConnectSettings) -> Connection | HeadwaterError:
+    """The error is returned, not raised from here: psycopg's own would stay in its context, and with it the open socket."""
+    try:
+        # Prepared statements would outlive a pooler's server connection; nothing here is hot enough to need them.
+        return psycopg.connect(**arguments, autocommit=True, prepare_threshold=None)
+    except psycopg.Error as error:
+        if settings.tls.verifies and lacks_binding(error) and "channel_binding" not in arguments:
+            # A certificate that cannot be bound but is verified already says who the server is.
+            return _connected({**arguments, "channel_binding": "disable"}, settings)
+        return connect_error(error, settings)
+
+
+@contextmanager
+def _answering_in_time(connection: Connection, settings: ConnectSettings) -> Iterator[None]:
+    """psycopg's timeout ends where the login does, and then it waits as long as it takes. Past the time to connect the
+    socket is shut down under it."""
+    late = threading.Event()
+    with socket.socket(fileno=os.dup(connection.fileno())) as same:
+
+        def shut_down() -> None:
+            late.set()
+            with suppress(OSError):
+                same.shutdown(socket.SHUT_RDWR)
+
+        timer = threading.Timer(settings.connect_timeout_seconds, shut_down)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        except (psycopg.Error, ConnectionLost):
+            if late.is_set():
+                raise not_ready(settings) from None
+            raise
+        finally:
+            timer.cancel()
+            timer.join()
+
+
+def _ask_role(connection: Connection, settings: ConnectSettings) -> ServerRole:
+    with _answering_in_time(connection, settings):
+        row = fetch_one(connection, ROLE_QUERY, doing="asking the server for its role")
     assert row is not None
     return ServerRole.parse(*row)
 

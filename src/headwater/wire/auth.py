@@ -2,7 +2,7 @@
 
 `Authentication.answer` takes the body of each Authentication message and returns what to send. SCRAM-SHA-256 is
 scramp's, with channel binding where TLS is on and the server offers it; MD5 is here because old roles still have it, and
-cleartext because LDAP, PAM and clouds' tokens work that way. It is sent only where nobody else reads it.
+cleartext because LDAP, PAM and clouds' tokens work that way. Both are sent only where the server is known, or by choice.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import ssl
 from scramp import ScramClient, ScramException
 
 from headwater.errors import AuthenticationError, ProtocolError
-from headwater.wire import messages
+from headwater.wire import channel_binding, messages
+from headwater.wire.channel_binding import binding_of
 from headwater.wire.messages import Body
 from headwater.wire.saslprep import PreparedPassword
-from headwater.wire.settings import ConnectSettings
+from headwater.wire.settings import ConnectSettings, TlsMode
 
 _OK = 0
 _CLEARTEXT = 3
@@ -52,6 +53,8 @@ class Authentication:
                 raise cleartext_refused(self._settings)
             return messages.password(self._password())
         if code == _MD5:
+            if not self._settings.may_send_md5_password:
+                raise md5_refused(self._settings)
             return messages.password(self._md5(reader.take(4)))
         if code == _SASL:
             return self._begin_scram(reader)
@@ -82,20 +85,25 @@ class Authentication:
         self._scram.password = PreparedPassword(password)
         return messages.sasl_initial(self._scram.mechanism_name, self._scram.get_client_first().encode())
 
-    def _scram_client(self, mechanisms: list[str]) -> ScramClient:
+    def _scram_client(self, offered: list[str]) -> ScramClient:
+        """The strongest that was offered. Never a weaker one because the stronger could not be done: whoever stands between
+        chooses the certificate, and would choose one that cannot be bound."""
         try:
-            if self._tls_object is not None:
-                try:
-                    # The user name inside SCRAM is ignored by Postgres, which has it from the startup packet.
-                    return ScramClient(mechanisms, "*", "*", ("tls-server-end-point", self._tls_object))
-                except ScramException:
-                    if _SCRAM not in mechanisms:
-                        raise
-                    # A certificate whose signature names no hash (Ed25519) has no binding of this kind.
-            plain = [name for name in mechanisms if name == _SCRAM]
-            return ScramClient(plain or mechanisms, "*", "*")
+            # The user name inside SCRAM is ignored by Postgres, which has it from the startup packet.
+            if self._tls_object is None:
+                return ScramClient(offered, "*", "*")
+            binding = binding_of(self._tls_object)
+            if _SCRAM_PLUS not in offered:
+                # Says that we would have bound it: a server that did offer it then knows that the offer was taken out on
+                # the way. The binding itself is not sent, so it does not matter if there is none.
+                return ScramClient([_SCRAM], "*", "*", (channel_binding.TYPE, binding or b"none"))
+            if binding is not None:
+                return ScramClient([_SCRAM_PLUS], "*", "*", (channel_binding.TYPE, binding))
+            if self._settings.tls.verifies and _SCRAM in offered:
+                return ScramClient([_SCRAM], "*", "*")
         except ScramException as error:
             raise self._scram_failed(error) from error
+        raise binding_impossible(self._settings)
 
     def _continue_scram(self, code: int, data: bytes) -> bytes | None:
         if self._scram is None:
@@ -132,10 +140,38 @@ class Authentication:
         return AuthenticationError(who, detail=detail, hint=hint)
 
 
+def binding_impossible(settings: ConnectSettings) -> AuthenticationError:
+    return AuthenticationError(
+        f"SCRAM cannot be bound to the TLS connection with the server at {settings.address}",
+        detail="the signature of the server's certificate has no hash that both sides know (as with Ed25519 and Ed448), and "
+        f'tls.mode = "{settings.tls.mode}" does not verify the certificate; nothing was sent',
+        hint='Set tls.mode = "verify-full" with tls.trusted_root_certs, under which no binding is needed, or give the server '
+        "a certificate with an RSA or ECDSA signature.",
+    )
+
+
 def cleartext_refused(settings: ConnectSettings) -> AuthenticationError:
     return AuthenticationError(
         f"server at {settings.address} asks for the password in clear text",
-        detail=f'tls.mode is "{settings.tls.mode}", under which others could read it on the way; nothing was sent',
-        hint='Set tls.mode = "verify-full" (or "require"), use scram-sha-256 in pg_hba.conf, or, where the network itself '
-        "is trusted, set allow_cleartext_password = true.",
+        detail=_not_verified(settings),
+        hint='Set tls.mode = "verify-full", use scram-sha-256 in pg_hba.conf, or, where the network itself is trusted, set '
+        "allow_cleartext_password = true.",
+    )
+
+
+def md5_refused(settings: ConnectSettings) -> AuthenticationError:
+    return AuthenticationError(
+        f"server at {settings.address} asks for the password's MD5 hash",
+        detail=_not_verified(settings),
+        hint="Set the role's password again under password_encryption = 'scram-sha-256', or set tls.mode = "
+        '"verify-full", or, where the network itself is trusted, allow_md5_password = true.',
+    )
+
+
+def _not_verified(settings: ConnectSettings) -> str:
+    return (
+        f'tls.mode is "{settings.tls.mode}" without trusted_root_certs, under which the server\'s certificate is not '
+        "verified and any server could be asking; nothing was sent"
+        if settings.tls.mode is not TlsMode.DISABLE
+        else 'tls.mode is "disable", under which any server could be asking, and others could read it; nothing was sent'
     )

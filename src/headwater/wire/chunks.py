@@ -6,6 +6,7 @@ as a `Chunk`, found by a compiled loop. A chunk owns its memory: what has been h
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -150,8 +151,17 @@ class Inbox:
         self._rewind_if_empty()
         return chunk
 
-    def message(self) -> Message | None:
-        """The next message of any kind, or None while it is not whole. Not for use while a chunk is ready."""
+    @property
+    def received(self) -> int:
+        """How many bytes have come since the connection was made."""
+        return self._received
+
+    def message(self, allowed: Mapping[bytes, int] | None = None) -> Message | None:
+        """The next message of any kind, or None while it is not whole. Not for use while a chunk is ready.
+
+        `allowed` are the kinds that may come now and how long they may be: what is not is refused by its header, before any
+        room is made for it.
+        """
         start = self._start
         if start == self._end:
             return None
@@ -171,6 +181,8 @@ class Inbox:
                 offset=self._received - (self._end - start),
                 detail=f"length {length} at byte {self._received - (self._end - start)} of the connection",
             )
+        if allowed is not None:
+            self._check_allowed(bytes(self._view[start : start + 1]), length, allowed)
         end = start + 1 + length
         if end > self._end:
             self._needed = length + 1
@@ -181,6 +193,16 @@ class Inbox:
         self._reason = MORE
         self._rewind_if_empty()
         return message
+
+    def _check_allowed(self, kind: bytes, length: int, allowed: Mapping[bytes, int]) -> None:
+        if kind not in allowed:
+            raise ProtocolError(f"unexpected message {kind!r} while the session starts")
+        if length > allowed[kind]:
+            raise ProtocolError(
+                f"message {kind!r} is too long while the session starts",
+                detail=f"it announces {length} bytes, and at most {allowed[kind]} are expected",
+                hint="Check that host and port are those of a Postgres server.",
+            )
 
     def _rewind_if_empty(self) -> None:
         if self._start == self._end:

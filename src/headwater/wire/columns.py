@@ -26,6 +26,9 @@ Ints = npt.NDArray[np.int64]
 
 BINARY, TEXT = ord("b"), ord("t")
 MAX_TEXT_BYTES = 2**31 - 1
+# Digits take half as many bytes on the wire as in text, but zeros at either end take none: ten bytes are 1e131071. So much
+# may come of such zeros in one piece, which is 8 MiB on the wire when tables are copied.
+_SPARSE_NUMERIC_TEXT_BYTES = 256 << 20
 
 _RANGED = frozenset({Kind.NUMERIC, Kind.DATE, Kind.TIMESTAMP, Kind.TIMESTAMPTZ})
 
@@ -112,13 +115,17 @@ def _string(column: ColumnSchema, buf: Bytes, foff: Ints, flen: Ints) -> pa.Arra
 def _numeric(column: ColumnSchema, type: pa.DataType, buf: Bytes, foff: Ints, flen: Ints) -> pa.Array:
     if pa.types.is_decimal(type):
         words = np.empty((len(foff), 2), np.uint64)
-        bad = vk.numeric_decimal(buf, foff, flen, type.scale, words)
+        bad = vk.numeric_decimal(buf, foff, flen, type.precision, type.scale, words)
         _check(column, bad, Kind.NUMERIC, foff, flen)
         return _make(type, flen, pa.py_buffer(words))
     offsets, nothing = np.empty(len(foff) + 1, np.int32), np.empty(0, np.uint8)
-    _check(column, vk.numeric_text(buf, foff, flen, offsets, nothing, False), Kind.NUMERIC, foff, flen)
+    limit = min(MAX_TEXT_BYTES, _SPARSE_NUMERIC_TEXT_BYTES + 4 * vk.total_length(flen))
+    bad = vk.numeric_text(buf, foff, flen, offsets, nothing, limit, False)
+    if bad == -2:
+        raise _numerics_too_long(column, limit)
+    _check(column, bad, Kind.NUMERIC, foff, flen)
     data = np.empty(offsets[-1], np.uint8)
-    vk.numeric_text(buf, foff, flen, offsets, data, True)
+    vk.numeric_text(buf, foff, flen, offsets, data, limit, True)
     return _make(type, flen, pa.py_buffer(offsets), pa.py_buffer(data))
 
 
@@ -149,6 +156,15 @@ def _out_of_range(column: ColumnSchema) -> ValueOutOfRange:
         f"column {column.name!r} holds a {column.type.name} value that the lake's type cannot hold exactly",
         detail="infinity, NaN, or a value outside the range of the lake's type",
         hint="Leave the column out with a column list on the publication, or store it as text in the source.",
+    )
+
+
+def _numerics_too_long(column: ColumnSchema, limit: int) -> ValueOutOfRange:
+    return ValueOutOfRange(
+        f"column {column.name!r} holds numeric values that are too long as text",
+        detail=f"those that came together have more than {limit >> 20} MiB of digits, nearly all of them zeros",
+        hint="Leave the column out with a column list on the publication, or declare its precision in the source: "
+        "numeric(38, 10).",
     )
 
 

@@ -30,7 +30,7 @@ from headwater.wire.server_errors import to_error
 from headwater.wire.settings import ConnectSettings, TlsMode
 from headwater.wire.startup import PINNED, PINNED_SINCE
 from headwater.wire.tls import alerted, check_files
-from headwater.wire.transport import Transport, open_transport
+from headwater.wire.transport import Transport, not_ready, open_transport
 
 _log = logging.getLogger(__name__)
 
@@ -52,9 +52,12 @@ class WireConnection:
         cls, settings: ConnectSettings, *, replication: bool = False, options: Mapping[str, str] = MappingProxyType({})
     ) -> WireConnection:
         """Open a session on the first server that serves. `options` are session settings, and win over the pinned."""
-        return connect_to_first(
+        connection = connect_to_first(
             settings, lambda server: cls._open_preferring_tls(server, replication, options), cls._ask_role
         )
+        # One deadline and one limit for all until here: the TLS handshake, the login, our first queries.
+        connection._transport.deadline = None
+        return connection
 
     @classmethod
     def _open_preferring_tls(
@@ -63,8 +66,9 @@ class WireConnection:
         if settings.tls.mode is TlsMode.PREFER and not settings.is_unix_socket:
             # Files that cannot be used are the user's to mend, and no reason to go on in plain.
             check_files(settings.tls)
+        deadline = time.monotonic() + settings.connect_timeout_seconds
         try:
-            return cls._open(settings, replication, options)
+            return cls._open(settings, replication, options, deadline)
         except (TlsError, AuthenticationError) as error:
             # libpq's prefer: a server that has TLS but cannot use it with us, or admits this role only without, gets a
             # second try in plain. Under plain already, or with a wrong password, it would only fail the same way again.
@@ -74,25 +78,26 @@ class WireConnection:
                 raise
             plain = replace(settings, tls=replace(settings.tls, mode=TlsMode.DISABLE))
             try:
-                return cls._open(plain, replication, options)
+                return cls._open(plain, replication, options, deadline)
             except HeadwaterError:
                 raise error from None
 
     @classmethod
-    def _open(cls, settings: ConnectSettings, replication: bool, options: Mapping[str, str]) -> WireConnection:
-        deadline = time.monotonic() + settings.connect_timeout_seconds
+    def _open(
+        cls, settings: ConnectSettings, replication: bool, options: Mapping[str, str], deadline: float
+    ) -> WireConnection:
         transport = open_transport(settings, deadline)
         try:
             if settings.tls.mode is not TlsMode.DISABLE and not settings.is_unix_socket:
                 transport.start_tls(settings, deadline)
             connection = cls(settings, transport)
-            connection._start_session(replication, options, deadline)
+            connection._start_session(replication, options)
         except BaseException:
             transport.close()
             raise
         return connection
 
-    def _start_session(self, replication: bool, options: Mapping[str, str], deadline: float) -> None:
+    def _start_session(self, replication: bool, options: Mapping[str, str]) -> None:
         parameters = {
             "user": self._settings.username,
             "database": self._settings.database,
@@ -107,8 +112,10 @@ class WireConnection:
             self._transport.send(messages.startup(parameters))
         authentication = Authentication(self._settings, self._transport.tls_object)
         while True:
-            kind, body = message = self._next_while_starting(deadline)
-            if kind == messages.AUTHENTICATION:
+            kind, body = message = self._next_while_starting(
+                messages.WHILE_STARTING if authentication.finished else messages.BEFORE_LOGIN
+            )
+            if kind == messages.AUTHENTICATION and not authentication.finished:
                 if (answer := authentication.answer(body)) is not None:
                     self._transport.send(answer)
             elif kind == messages.ERROR:
@@ -119,15 +126,13 @@ class WireConnection:
                 break
             elif kind != messages.NEGOTIATE_VERSION and not self.take_asynchronous(message):
                 raise _unexpected(kind, "while the session starts")
-        if not authentication.finished:
-            raise ProtocolError("server was ready before it had let us in")
         newer = [name for since, name in PINNED_SINCE if self.server_version >= since and name not in options]
         if newer:
             self.query("; ".join(f"SET {name} = 0" for name in newer))
 
-    def _next_while_starting(self, deadline: float) -> Message:
+    def _next_while_starting(self, allowed: Mapping[bytes, int]) -> Message:
         try:
-            return self._next_of_any_kind(None, deadline)
+            return self._next_of_any_kind(None, allowed)
         except ConnectionLost as error:
             # Under TLS 1.3 a server refuses a client's certificate only after the handshake is over for the client.
             reason = str(getattr(error.__cause__, "reason", ""))
@@ -288,6 +293,13 @@ class WireConnection:
         """Whether this was one of the messages a server may send at any time; if so it is dealt with."""
         if message.kind == messages.PARAMETER_STATUS:
             name, value = messages.parse_parameter(message.body)
+            known = len(self.parameters.keys() | {name})
+            if len(message.body) > messages.MAX_PARAMETER_BYTES or known > messages.MAX_PARAMETERS:
+                raise ProtocolError(
+                    "server reports more settings than a server has",
+                    detail=f"{known} so far, the last of {len(message.body)} bytes",
+                    hint="Check that host and port are those of a Postgres server.",
+                )
             self.parameters[name] = value
         elif message.kind == messages.NOTICE:
             notice = messages.parse_error_fields(message.body)
@@ -359,20 +371,37 @@ class WireConnection:
             pass
         return message
 
-    def _next_of_any_kind(self, failure: ErrorFields | None, deadline: float | None = None) -> Message:
+    def _next_of_any_kind(self, failure: ErrorFields | None, allowed: Mapping[bytes, int] | None = None) -> Message:
         """Wait for one message. A server that said why and then hung up has said why: that is the error."""
+        deadline = self._transport.deadline
+        if deadline is not None:
+            self._check_start(deadline)
+            allowed = allowed or messages.WHILE_STARTING
         try:
-            while (message := self._inbox.message()) is None:
+            while (message := self._inbox.message(allowed)) is None:
                 if self._inbox.receive() == 0:
                     if deadline is None:
                         self._transport.wait(None)
                     else:
                         self._transport.wait_until(deadline, self._settings)
+                elif deadline is not None:
+                    self._check_start(deadline)
         except ConnectionLost:
             if failure is None:
                 raise
             raise to_error(failure, self._settings) from None
         return message
+
+    def _check_start(self, deadline: float) -> None:
+        """A server that never stops talking would hold us for ever: it is waited for, and listened to, only so long."""
+        if time.monotonic() >= deadline:
+            raise not_ready(self._settings)
+        if self._inbox.received > messages.MAX_START_BYTES:
+            raise ProtocolError(
+                "server sends too much before the session is ready",
+                detail=f"more than {messages.MAX_START_BYTES >> 20} MiB",
+                hint="Check that host and port are those of a Postgres server, and for a login trigger with many notices.",
+            )
 
     def _closing_on_failure(self) -> _ClosingOnFailure:
         return _ClosingOnFailure(self)

@@ -1,5 +1,7 @@
 """Several servers: they are tried in order, and the first that can be reached and has the wanted role is taken.
 
+A name with several addresses counts as so many servers: each has its own deadline, and each is asked for its role.
+
 Both ways to connect, our own and psycopg, go through here, so that they end at the same server. What may pass with the
 next server is a server that cannot be reached; one that refuses us is an answer, as in libpq, and ends the search.
 """
@@ -12,6 +14,7 @@ from typing import Protocol, TypeVar
 
 from headwater.errors import ConnectError, ConnectionLost, HeadwaterError, Retry
 from headwater.wire.settings import ConnectSettings, TargetSessionAttrs
+from headwater.wire.transport import each_address
 
 
 class _Session(Protocol):
@@ -57,13 +60,14 @@ def connect_to_first(
     settings: ConnectSettings, open: Callable[[ConnectSettings], _S], ask: Callable[[_S], ServerRole]
 ) -> _S:
     """A session on the first server that serves. `open` is given one server, `ask` runs ROLE_QUERY."""
-    servers = settings.each_host()
+    hosts = settings.each_host()
     passes: tuple[TargetSessionAttrs, ...] = (settings.wanted_session,)
     if settings.wanted_session is TargetSessionAttrs.PREFER_STANDBY:
         passes = (TargetSessionAttrs.STANDBY, TargetSessionAttrs.ANY)
     for wanted in passes:
         failures: list[tuple[ConnectSettings, HeadwaterError]] = []
-        for server in servers:
+        # One after the other: a name that is slow to look up holds up only what comes after it.
+        for server in (address for host in hosts for address in each_address(host)):
             try:
                 return _open_if_it_serves(server, wanted, open, ask)
             except (ConnectError, ConnectionLost) as error:
@@ -99,11 +103,17 @@ def _open_if_it_serves(
 
 
 def _none_serves(settings: ConnectSettings, failures: list[tuple[ConnectSettings, HeadwaterError]]) -> ConnectError:
-    reasons = [f"{error.message} ({error.detail})" if error.detail else error.message for _, error in failures]
+    reasons = [_reason(server, error) for server, error in failures]
+    what = "servers" if "," in settings.host else "addresses of"
     return ConnectError(
-        f"none of the servers {settings.address} can be used",
+        f"none of the {what} {settings.address} can be used",
         detail="; ".join(reasons),
         hint="Check host and port of each, that one of them runs and can be reached from here, and "
         "target_session_attrs.",
         retry=Retry.TIMED if any(error.retry is Retry.TIMED for _, error in failures) else Retry.NEVER,
     )
+
+
+def _reason(server: ConnectSettings, error: HeadwaterError) -> str:
+    told = f"{error.message} ({error.detail})" if error.detail else error.message
+    return f"{server.hostaddr}: {told}" if server.hostaddr not in (None, server.host) else told

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 from headwater.errors import ProtocolError
@@ -42,6 +43,15 @@ KNOWN_TYPES = frozenset(b"ZENSAdcHWGCITDRKv")
 
 # The server builds messages in buffers of at most 1 GiB.
 MAX_MESSAGE_BYTES = 1 << 30
+
+# What may come before the server has let us in, and how long it may be, as in libpq: until then anybody may be talking.
+BEFORE_LOGIN = MappingProxyType({AUTHENTICATION: 2000, NEGOTIATE_VERSION: 2000, ERROR: 30_000})
+# All that a server may send until a session is ready. Postgres sends about 1 KiB; notices of a login trigger come on top.
+MAX_START_BYTES = 1 << 20
+WHILE_STARTING = MappingProxyType({bytes([kind]): MAX_START_BYTES for kind in KNOWN_TYPES})
+# Postgres reports about 15 settings, and extensions may have theirs reported.
+MAX_PARAMETERS = 200
+MAX_PARAMETER_BYTES = 64 << 10
 
 
 class Message(NamedTuple):

@@ -85,7 +85,8 @@ def _not_admitted(fields: ErrorFields, settings: ConnectSettings) -> HeadwaterEr
             detail=_words(fields),
             hint=f"Create it with: CREATE ROLE {identifier(role)} LOGIN REPLICATION PASSWORD '...'",
         )
-    if "client_final" in fields.routine:
+    # The binding is of another connection, or the server's offer of it did not reach us.
+    if "client_final" in fields.routine or "client_first" in fields.routine:
         return channel_differs(settings, _words(fields))
     if fields.routine == "ClientAuthentication" and "pg_hba.conf" not in fields.message:
         return client_certificate_missing(settings, _words(fields))

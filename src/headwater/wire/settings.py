@@ -117,10 +117,13 @@ class ConnectSettings:
     keepalive: KeepaliveSettings = field(default_factory=KeepaliveSettings)
     application_name: str = "headwater"
     connect_timeout_seconds: float = 10.0
-    """For each server of the list."""
+    """For each address of each server of the list."""
     target_session_attrs: TargetSessionAttrs | None = None
     """None: any server if there is one; of several the primary, since a slot is on one server only."""
     allow_cleartext_password: bool = False
+    allow_md5_password: bool = False
+    hostaddr: str | None = None
+    """The one of the host's addresses that is tried; None until the name is looked up, and not a user's to set."""
 
     def each_host(self) -> tuple[ConnectSettings, ...]:
         """The same settings for each single server, in order."""
@@ -154,17 +157,25 @@ class ConnectSettings:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
-    def may_send_cleartext_password(self) -> bool:
-        """Whether a server that asks for the password itself gets it: where nobody else can read it, or by choice.
+    def knows_the_server(self) -> bool:
+        """Whether only the server that is meant can be at the other end.
 
-        `prefer` is not enough: whoever stands between can refuse TLS and ask.
+        TLS alone is not enough: `prefer` and `require` take any certificate, so whoever stands between can show one of
+        his own and ask for the password.
         """
-        return (
-            self.allow_cleartext_password
-            or self.is_unix_socket
-            or _is_loopback(self.host)
-            or self.tls.mode not in (TlsMode.DISABLE, TlsMode.PREFER)
-        )
+        if self.is_unix_socket or self.tls.verifies:
+            return True
+        return _is_loopback(self.host) and (self.hostaddr is None or _is_loopback(self.hostaddr))
+
+    @property
+    def may_send_cleartext_password(self) -> bool:
+        """Whether a server that asks for the password itself gets it: where no other can be asking, or by choice."""
+        return self.knows_the_server or self.allow_cleartext_password
+
+    @property
+    def may_send_md5_password(self) -> bool:
+        """The same for its MD5 hash, from which the password is found by trying: billions a second on one card."""
+        return self.may_send_cleartext_password or self.allow_md5_password
 
     def conninfo(self) -> dict[str, str | int]:
         """Keyword arguments for `psycopg.connect`, for one server. Holds secrets in clear: pass it on, never log it."""
@@ -184,10 +195,14 @@ class ConnectSettings:
             "keepalives_interval": self.keepalive.interval_seconds,
             "keepalives_count": self.keepalive.retries,
         }
+        if self.hostaddr is not None:
+            arguments["hostaddr"] = self.hostaddr
         if self.password is not None:
             arguments["password"] = self.password.reveal()
-        if not self.may_send_cleartext_password:
-            arguments["require_auth"] = "!password"
+        # A list of what is refused leaves the rest allowed: SCRAM, certificates, GSS, and trust, which sends nothing.
+        allowed = {"!password": self.may_send_cleartext_password, "!md5": self.may_send_md5_password}
+        if refused := [method for method, may in allowed.items() if not may]:
+            arguments["require_auth"] = ",".join(refused)
         if self.tls.verifies:
             roots = self.tls.root_certs
             arguments["sslrootcert"] = pem_path(roots) if roots is not None else system_root_certs()

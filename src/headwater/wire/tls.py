@@ -189,7 +189,7 @@ def another_name(settings: ConnectSettings, detail: str) -> TlsError:
         f"certificate of the server at {settings.address} is for another host name",
         detail=detail,
         hint="Connect by the name the certificate carries, or set tls.mode = "
-        '"verify-ca" to accept any name that the trusted root has signed.',
+        '"verify-ca" with tls.trusted_root_certs, to accept any name that this root has signed.',
     )
 
 

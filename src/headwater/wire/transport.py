@@ -15,6 +15,7 @@ import threading
 import time
 from array import array
 from contextlib import suppress
+from dataclasses import replace
 
 from headwater.errors import ConnectError, ConnectionLost, ProtocolError, Retry
 from headwater.wire import tls
@@ -52,6 +53,8 @@ class Transport:
         self._alarm = threading.Event()
         self.is_local = is_local
         self.closed = False
+        # Until the session is ready: no wait goes past it.
+        self.deadline: float | None = None
 
     @property
     def tls_object(self) -> ssl.SSLObject | None:
@@ -74,11 +77,14 @@ class Transport:
                 break
             self._tls.feed(self._ciphertext[:count])
             try:
-                total += self._decrypt_into(view[total:])
+                decrypted = self._decrypt_into(view[total:])
             except ConnectionLost:
                 if total:
                     break
                 raise
+            if decrypted == 0:
+                break  # records without content may come for ever; the caller has a deadline to look at
+            total += decrypted
         if answer := self._tls.outgoing():
             self._send_raw(answer)
         return total
@@ -153,6 +159,8 @@ class Transport:
                     self._send_raw(to_send)
                 if done:
                     break
+                if time.monotonic() >= deadline:
+                    raise not_ready(settings)
                 while (count := self._receive_raw(buffer)) == 0:
                     self.wait_until(deadline, settings)
                 session.feed(buffer[:count])
@@ -214,10 +222,13 @@ class Transport:
                 raise self._lost(error.strerror or str(error)) from error
 
     def _wait_writable(self) -> None:
+        longest = _SEND_STALL_SECONDS
+        if self.deadline is not None:
+            longest = min(longest, max(0.0, self.deadline - time.monotonic()))
         with selectors.DefaultSelector() as selector:
             selector.register(self._socket, selectors.EVENT_WRITE)
-            if not selector.select(_SEND_STALL_SECONDS):
-                raise self._lost(f"the server took nothing for {_SEND_STALL_SECONDS:.0f} s")
+            if not selector.select(longest):
+                raise self._lost(f"the server took nothing for {longest:.0f} s")
 
     def _clear_wake(self) -> None:
         # In one step, so that a wake that comes now is wholly before it or wholly after.
@@ -235,6 +246,21 @@ class Transport:
         )
 
 
+def each_address(settings: ConnectSettings) -> tuple[ConnectSettings, ...]:
+    """The same settings for each address of the host, in the order of the name service.
+
+    A name that cannot be looked up now stays as it is: whoever opens it meets the error, and says so.
+    """
+    if settings.is_unix_socket or settings.hostaddr is not None:
+        return (settings,)
+    try:
+        found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return (settings,)
+    addresses = dict.fromkeys(str(address[0]) for *_, address in found)
+    return tuple(replace(settings, hostaddr=address) for address in addresses) or (settings,)
+
+
 def open_transport(settings: ConnectSettings, deadline: float) -> Transport:
     """Connect, without TLS yet."""
     try:
@@ -243,7 +269,9 @@ def open_transport(settings: ConnectSettings, deadline: float) -> Transport:
         raise _timed_out(settings) from error
     except OSError as error:
         raise _unreachable(settings, error) from error
-    return Transport(sock, settings.address, is_local=settings.is_unix_socket)
+    transport = Transport(sock, settings.address, is_local=settings.is_unix_socket)
+    transport.deadline = deadline
+    return transport
 
 
 def _open_unix(settings: ConnectSettings, deadline: float) -> socket.socket:
@@ -253,7 +281,9 @@ def _open_unix(settings: ConnectSettings, deadline: float) -> socket.socket:
 
 def _open_tcp(settings: ConnectSettings, deadline: float) -> socket.socket:
     failure: OSError | None = None
-    for family, kind, protocol, _, address in socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM):
+    for family, kind, protocol, _, address in socket.getaddrinfo(
+        settings.hostaddr or settings.host, settings.port, type=socket.SOCK_STREAM
+    ):
         sock = socket.socket(family, kind, protocol)
         # Before connecting: the window scale is settled in the handshake and cannot grow with the buffer later.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
@@ -298,6 +328,15 @@ def _timed_out(settings: ConnectSettings) -> ConnectError:
         f"no answer from {settings.address}",
         detail=f"nothing came within {settings.connect_timeout_seconds:g} s",
         hint="Check host and port, and whether a firewall drops packets; connect_timeout_seconds sets the patience.",
+    )
+
+
+def not_ready(settings: ConnectSettings) -> ConnectError:
+    return ConnectError(
+        f"session at {settings.address} was not ready in time",
+        detail=f"the server answered, and {settings.connect_timeout_seconds:g} s after the connection was begun it still did "
+        "not take commands",
+        hint="Check that host and port are those of a Postgres server, and how busy that server is.",
     )
 
 

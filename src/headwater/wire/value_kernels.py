@@ -179,9 +179,17 @@ def uuid_text(buf: Any, foff: Any, flen: Any, offsets: Any, data: Any) -> Any:
     return -1
 
 
-@njit("int64(uint8[::1], int64[::1], int64[::1], int64, uint64[:,::1])", cache=True, nogil=True)
-def numeric_decimal(buf: Any, foff: Any, flen: Any, scale: Any, out: Any) -> Any:
-    """128-bit unscaled values at `scale`. NaN, infinities, or digits beyond the scale are out of range."""
+@njit("int64(uint8[::1], int64[::1], int64[::1], int64, int64, uint64[:,::1])", cache=True, nogil=True)
+def numeric_decimal(buf: Any, foff: Any, flen: Any, precision: Any, scale: Any, out: Any) -> Any:
+    """128-bit unscaled values at `scale`. NaN, infinities, or digits beyond precision or scale are out of range: Arrow
+    believes the bytes it is given, and whoever reads the file would meet a value that its own type forbids."""
+    # 10 ** precision, which is 127 bits at most, as two words.
+    beyond_low, beyond_high = np.uint64(1), np.uint64(0)
+    for _ in range(precision):
+        low_part = (beyond_low & np.uint64(0xFFFFFFFF)) * np.uint64(10)
+        high_part = (beyond_low >> np.uint64(32)) * np.uint64(10) + (low_part >> np.uint64(32))
+        beyond_low = (low_part & np.uint64(0xFFFFFFFF)) | (high_part << np.uint64(32))
+        beyond_high = beyond_high * np.uint64(10) + (high_part >> np.uint64(32))
     whole = scale // 4
     rest = scale - 4 * whole
     up = np.uint64(1)
@@ -235,7 +243,7 @@ def numeric_decimal(buf: Any, foff: Any, flen: Any, scale: Any, out: Any) -> Any
                 return i
         low = limb[0] | (limb[1] << np.uint64(32))
         high = limb[2] | (limb[3] << np.uint64(32))
-        if high >> np.uint64(63) != 0:
+        if high > beyond_high or (high == beyond_high and low >= beyond_low):
             return i
         if sign == 0x4000:
             low = ~low + np.uint64(1)
@@ -245,12 +253,15 @@ def numeric_decimal(buf: Any, foff: Any, flen: Any, scale: Any, out: Any) -> Any
     return -1
 
 
-@njit("int64(uint8[::1], int64[::1], int64[::1], int32[::1], uint8[::1], boolean)", cache=True, nogil=True)
-def numeric_text(buf: Any, foff: Any, flen: Any, offsets: Any, data: Any, write: Any) -> Any:
+@njit("int64(uint8[::1], int64[::1], int64[::1], int32[::1], uint8[::1], int64, boolean)", cache=True, nogil=True)
+def numeric_text(buf: Any, foff: Any, flen: Any, offsets: Any, data: Any, limit: Any, write: Any) -> Any:
     """Postgres's own text of each numeric. First with write=False for the offsets, then with write=True for the bytes.
-    Returns -1 and leaves the total in offsets[n]; or the index of the first malformed value."""
+    Returns -1 and leaves the total in offsets[n]; the index of the first malformed value; or -2 where the text of all is
+    longer than `limit`: ten bytes may stand for 131,072 digits, so it is looked at before each value."""
     t = np.int64(0)
     for i in range(foff.shape[0]):
+        if t > limit:
+            return -2
         offsets[i] = np.int32(t)
         if flen[i] < 0:
             continue
@@ -261,7 +272,8 @@ def numeric_text(buf: Any, foff: Any, flen: Any, offsets: Any, data: Any, write:
         weight = _i16(buf, p + 2)
         sign = (np.int64(buf[p + 4]) << 8) | np.int64(buf[p + 5])
         dscale = (np.int64(buf[p + 6]) << 8) | np.int64(buf[p + 7])
-        if ndigits < 0 or flen[i] != 8 + 2 * ndigits:
+        # Postgres keeps the scale in 14 bits.
+        if ndigits < 0 or flen[i] != 8 + 2 * ndigits or dscale > 16383:
             return i
         if sign == 0xC000:
             if write:
@@ -324,8 +336,8 @@ def numeric_text(buf: Any, foff: Any, flen: Any, offsets: Any, data: Any, write:
                     written += 1
                     div //= 10
                 g += 1
-    if t > 2147483647:
-        return foff.shape[0] - 1
+    if t > limit:
+        return -2
     offsets[foff.shape[0]] = np.int32(t)
     return -1
 
@@ -352,7 +364,8 @@ def array_offsets(buf: Any, foff: Any, flen: Any, offsets: Any, element_oid: Any
         if flen[i] < 20 or (element_oid != 0 and _u32(buf, p + 8) != element_oid):
             return i
         n = _i32(buf, p + 12)
-        if n < 0 or n > flen[i]:
+        # Each element has a length of four bytes, even NULL: more of them than fit would only be room asked for.
+        if n < 0 or n > (flen[i] - 20) // 4:
             return i
         if _i32(buf, p + 16) != 1:
             return -2 - i

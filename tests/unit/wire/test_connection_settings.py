@@ -53,7 +53,7 @@ def test_conninfo_is_what_libpq_understands() -> None:
         "sslmode": "prefer",
         "sslcertmode": "disable",
         "gssencmode": "disable",
-        "require_auth": "!password",
+        "require_auth": "!password,!md5",
         "keepalives": 1,
         "keepalives_idle": 30,
         "keepalives_interval": 30,
@@ -123,7 +123,8 @@ def test_of_several_hosts_the_primary_is_wanted_unless_told_otherwise() -> None:
     [
         ("db", TlsMode.DISABLE, False),
         ("db", TlsMode.PREFER, False),
-        ("db", TlsMode.REQUIRE, True),
+        ("db", TlsMode.REQUIRE, False),
+        ("db", TlsMode.VERIFY_CA, True),
         ("db", TlsMode.VERIFY_FULL, True),
         ("10.0.0.1", TlsMode.PREFER, False),
         ("localhost", TlsMode.DISABLE, True),

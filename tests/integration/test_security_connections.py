@@ -1,0 +1,186 @@
+"""What a server that is not the one we mean gets from us, for each way a session is opened: nothing it could use."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+
+import pytest
+import trustme
+from cryptography.hazmat.primitives.asymmetric.ed448 import Ed448PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from headwater.errors import AuthenticationError
+from headwater.testing.postgres import TRUSTED_SOCKET, PostgresServer, ServerTls
+from headwater.wire.messages import SSL_REQUEST, frame
+from headwater.wire.settings import ConnectSettings, Secret, TlsMode, TlsSettings
+from tests.integration.certificates import server_context, without_hash
+from tests.integration.ways import Ask, each_way
+
+WHO = "select current_user::text"
+# getaddrinfo takes it for 127.0.0.1, and we don't know it for loopback: as good as a host elsewhere.
+ELSEWHERE = "127.1"
+PASSWORD = "not for strangers"
+HBA = (
+    TRUSTED_SOCKET,
+    "host all,replication by_password all password",
+    "host all,replication by_md5 all md5",
+    "host all,replication by_scram all scram-sha-256",
+    "hostssl all,replication by_cert all cert",
+    "host all,replication by_trust all trust",
+)
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture(scope="module")
+def server(authority: trustme.CA) -> Iterator[PostgresServer]:
+    shown = authority.issue_cert("localhost")
+    tls = ServerTls(
+        shown.cert_chain_pems[0].bytes().decode(), shown.private_key_pem.bytes().decode(), client_roots=roots(authority)
+    )
+    with PostgresServer.start(tls=tls, hba=HBA) as started:
+        with started.connect() as connection:
+            for role in ("by_password", "by_md5", "by_scram", "by_cert", "by_trust"):
+                connection.execute(f"set password_encryption = '{'md5' if role == 'by_md5' else 'scram-sha-256'}'")
+                connection.execute(f"create role {role} login replication password '{PASSWORD}'")
+        yield started
+
+
+def roots(authority: trustme.CA) -> str:
+    return authority.cert_pem.bytes().decode()
+
+
+def settings_of(server: PostgresServer, role: str, tls: TlsSettings, host: str = ELSEWHERE) -> ConnectSettings:
+    return server.settings(username=role, password=Secret(PASSWORD), host=host, tls=tls)
+
+
+@each_way
+@pytest.mark.parametrize("mode", [TlsMode.DISABLE, TlsMode.PREFER, TlsMode.REQUIRE])
+@pytest.mark.parametrize(
+    ("role", "asked", "choice"),
+    [
+        ("by_password", "asks for the password in clear text", "allow_cleartext_password"),
+        ("by_md5", "asks for the password's MD5 hash", "allow_md5_password"),
+    ],
+)
+def test_a_server_whose_certificate_is_not_verified_gets_neither_the_password_nor_its_md5_hash(
+    server: PostgresServer, ask: Ask, mode: TlsMode, role: str, asked: str, choice: str
+) -> None:
+    settings = settings_of(server, role, TlsSettings(mode))
+    with pytest.raises(AuthenticationError, match=asked) as caught:
+        ask(settings, WHO)
+    assert "nothing was sent" in caught.value.detail
+    assert f"{choice} = true" in caught.value.hint
+    assert PASSWORD not in str(caught.value)
+    assert ask(replace(settings, **{choice: True}), WHO) == role
+
+
+@each_way
+@pytest.mark.parametrize("role", ["by_password", "by_md5"])
+def test_a_server_that_is_known_gets_what_it_asks_for(
+    server: PostgresServer, authority: trustme.CA, ask: Ask, role: str
+) -> None:
+    trusted = roots(authority)
+    assert ask(settings_of(server, role, TlsSettings(TlsMode.REQUIRE, trusted)), WHO) == role
+    assert ask(settings_of(server, role, TlsSettings(TlsMode.VERIFY_CA, trusted)), WHO) == role
+    assert ask(settings_of(server, role, TlsSettings(TlsMode.VERIFY_FULL, trusted), "localhost"), WHO) == role
+    assert ask(settings_of(server, role, TlsSettings(TlsMode.DISABLE), "127.0.0.1"), WHO) == role
+    assert ask(settings_of(server, role, TlsSettings(), server.host), WHO) == role
+
+
+@each_way
+@pytest.mark.parametrize("role", ["by_scram", "by_cert", "by_trust"])
+def test_methods_that_give_the_password_to_no_server_go_on_without_verification(
+    server: PostgresServer, authority: trustme.CA, ask: Ask, role: str
+) -> None:
+    shown = authority.issue_cert("client@example.com", common_name=role)
+    key = Secret(shown.private_key_pem.bytes().decode())
+    tls = TlsSettings(TlsMode.REQUIRE, None, shown.cert_chain_pems[0].bytes().decode(), key)
+    assert ask(settings_of(server, role, tls), WHO) == role
+
+
+@each_way
+@pytest.mark.parametrize("kind", [Ed25519PrivateKey, Ed448PrivateKey])
+def test_a_certificate_that_scram_cannot_be_bound_to_must_be_verified(
+    ask: Ask, kind: type[Ed25519PrivateKey] | type[Ed448PrivateKey]
+) -> None:
+    shown = without_hash(kind)
+    with PostgresServer.start(
+        tls=shown, hba=(TRUSTED_SOCKET, "hostssl all,replication all all scram-sha-256")
+    ) as server:
+        for verified in (TlsMode.REQUIRE, TlsMode.VERIFY_CA, TlsMode.VERIFY_FULL):
+            settings = server.settings(host="localhost", tls=TlsSettings(verified, shown.certificate))
+            assert ask(settings, WHO) == "postgres"
+        for unverified in (TlsMode.PREFER, TlsMode.REQUIRE):
+            with pytest.raises(AuthenticationError, match="cannot be bound") as caught:
+                ask(server.settings(host="localhost", tls=TlsSettings(unverified)), WHO)
+            assert "Ed25519" in caught.value.detail
+            assert "verify-full" in caught.value.hint
+        with pytest.raises(AuthenticationError) as wrong:
+            ask(replace(settings, password=Secret("wrong")), WHO)
+        assert "bound" not in str(wrong.value)
+
+
+@each_way
+@pytest.mark.parametrize("kind", [None, Ed25519PrivateKey, Ed448PrivateKey])
+@pytest.mark.parametrize("strips", [False, True], ids=["offers binding", "takes the offer of binding out"])
+def test_a_stranger_between_who_shows_a_certificate_of_any_kind_gets_no_session(
+    server: PostgresServer,
+    ask: Ask,
+    kind: type[Ed25519PrivateKey] | type[Ed448PrivateKey] | None,
+    strips: bool,
+) -> None:
+    settings = settings_of(server, "by_scram", TlsSettings(TlsMode.REQUIRE), "localhost")
+    assert ask(settings, WHO) == "by_scram"
+    with between(server.port, kind, strips) as port, pytest.raises(AuthenticationError) as caught:
+        ask(replace(settings, port=port), WHO)
+    assert "verify-full" in caught.value.hint
+    assert PASSWORD not in str(caught.value)
+
+
+@contextmanager
+def between(
+    server_port: int, kind: type[Ed25519PrivateKey] | type[Ed448PrivateKey] | None, strips: bool
+) -> Iterator[int]:
+    """One connection through somebody who terminates TLS and passes on what he reads, but perhaps for one offer."""
+    if kind is None:
+        to_client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        trustme.CA().issue_cert("localhost").configure_cert(to_client)
+    else:
+        to_client = server_context(without_hash(kind))
+    to_server = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    to_server.check_hostname, to_server.verify_mode = False, ssl.CERT_NONE
+    whole = frame(b"R", struct.pack("!i", 10) + b"SCRAM-SHA-256-PLUS\0SCRAM-SHA-256\0\0")
+    less = frame(b"R", struct.pack("!i", 10) + b"SCRAM-SHA-256\0\0")
+
+    def relay() -> None:
+        with suppress(OSError), ExitStack() as stack:
+            client = stack.enter_context(listener.accept()[0])
+            assert client.recv(8) == SSL_REQUEST
+            client.sendall(b"S")
+            client = stack.enter_context(to_client.wrap_socket(client, server_side=True))
+            there = stack.enter_context(socket.create_connection(("127.0.0.1", server_port)))
+            there.sendall(SSL_REQUEST)
+            assert there.recv(1) == b"S"
+            there = stack.enter_context(to_server.wrap_socket(there))
+            # A conversation in turns: each side speaks and then waits for the other.
+            while said := client.recv(65536):
+                there.sendall(said)
+                answer = there.recv(65536)
+                client.sendall(answer.replace(whole, less) if strips else answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=relay)
+        thread.start()
+        yield listener.getsockname()[1]
+        thread.join(10)
+        assert not thread.is_alive()
