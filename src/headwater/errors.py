@@ -147,6 +147,10 @@ class ServerError(SourceError):
         self.sqlstate = sqlstate
 
 
+class PublicationMissing(ServerError):
+    """Up to version 17 the server cannot send a change that was made while the publication did not exist."""
+
+
 class SlotError(SourceError):
     """A replication slot is missing, lost, taken, or not ours."""
 
@@ -271,6 +275,7 @@ _MEANINGS: dict[type[HeadwaterError], Meaning] = {
     LakeCommitUnknown: Meaning.WAIT,
     SpoolError: Meaning.WAIT,
     StartAgain: Meaning.START_AGAIN,
+    PublicationMissing: Meaning.START_AGAIN,
     SparkLost: Meaning.FATAL,
     PipelineLocked: Meaning.FATAL,
     ShutdownRequested: Meaning.STOPPING,

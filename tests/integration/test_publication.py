@@ -394,3 +394,44 @@ def test_tables_that_leave_come_back_and_are_copied_again_under_load_end_equal(d
         again.wait_caught_up()
         again.assert_equal("orders", "items")
         assert sync_slots(database) == 0
+
+
+@pytest.mark.invariant(17)
+@pytest.mark.versions(14, 17)
+@pytest.mark.parametrize("moment", ["while_running", "while_stopped"])
+def test_a_publication_that_was_away_for_a_moment_has_every_table_copied_again_where_the_server_cannot_pass_it(
+    database: Database, moment: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Up to version 17 a change that was made without the publication ends the server's stream, at every start."""
+    database.execute(
+        "create table a(id int primary key); insert into a values (1); create table b(id int primary key);"
+        " insert into b values (1); create publication shop for table a, b"
+    )
+    mirror, store = MirrorDestination(), MemoryStore()
+    away = (
+        "alter publication shop rename to away",
+        "insert into a values (2); delete from b",
+        "alter publication away rename to shop",
+    )
+    with running(database, mirror, store) as run:
+        run.wait_states("ready", 2)
+        if moment == "while_running":
+            for statement in away:
+                database.execute(statement)
+            run.wait_for(lambda: sorted(mirror.copies) == ["a", "a", "b", "b"])
+            check_after_it_was_away(run, caplog)
+            return
+        run.stop()
+    for statement in away:
+        database.execute(statement)
+    with running(database, mirror, store) as run:
+        check_after_it_was_away(run, caplog)
+
+
+def check_after_it_was_away(run: Running, caplog: pytest.LogCaptureFixture) -> None:
+    run.database.execute("insert into a values (3); insert into b values (3)")
+    run.wait_for(lambda: run.mirror.copies.count("a") >= 2 and run.mirror.copies.count("b") >= 2)
+    run.wait_states("ready", 2)
+    run.wait_caught_up()
+    run.assert_equal("a", "b")
+    assert "copied again" in caplog.text

@@ -29,6 +29,7 @@ from headwater.engine.slot_stream import SlotStream
 from headwater.errors import (
     HeadwaterError,
     Meaning,
+    PublicationMissing,
     Retry,
     ServerError,
     ShutdownRequested,
@@ -39,6 +40,9 @@ from headwater.errors import (
 from headwater.events import EventBatch
 from headwater.lsn import ZERO, EndLsn
 from headwater.schema.table import TableId
+from headwater.source.publication import publication_facts
+from headwater.source.session import connect
+from headwater.source.slots import advance_slot, apply_slot_name
 from headwater.states import INIT, READY, Actor, Phase, TableState, catchup
 
 log = logging.getLogger(__name__)
@@ -126,6 +130,9 @@ class ApplyWorker:
             log.info("following the slot in text form from now on: %s", reason)
             self._ownership.binary = False
             self._settle_and_reconnect()
+        except PublicationMissing as error:
+            if not self._pass_by(error):
+                self._wait_and_reconnect(error)
         except HeadwaterError as error:
             if not (passes(error) or self._is_internal(error)):
                 raise
@@ -165,6 +172,34 @@ class ApplyWorker:
         seconds = self._follow_attempts.failed(error)
         self._settle_and_reconnect()
         self._run_.pause(seconds)
+
+    def _pass_by(self, error: PublicationMissing) -> bool:
+        """Changes were made while the publication did not exist, and the server cannot send them: every table is copied again.
+
+        False while it still does not exist, or the server cannot be asked.
+        """
+        self._settle_and_reconnect()
+        run = self._run_
+        try:
+            with connect(run.settings) as admin:
+                publication_facts(admin, run.config.publication_name)
+                log.warning(
+                    "every table is copied again: changes were made while publication %s did not exist (%s)",
+                    run.config.publication_name,
+                    error.message,
+                )
+                # States first: interrupted after any step, the next run copies everything.
+                self._move_all(dict.fromkeys(run.board.in_phase(Phase.READY, Phase.SYNC_DONE), INIT))
+                run.require_lock()
+                position = advance_slot(admin, apply_slot_name(run.config.id))
+        except HeadwaterError as trouble:
+            if meaning(trouble) in (Meaning.FATAL, Meaning.STOPPING):
+                raise
+            log.info("not yet: %s", trouble.summary)
+            return False
+        self._record(position)
+        self._slot.confirmed = position
+        return True
 
     # Reading and writing
 

@@ -166,6 +166,19 @@ def drop_slot(connection: Connection, name: str, *, wait_seconds: float = 10.0) 
         pause.wait(_POLL_SECONDS)
 
 
+_ADVANCE = """
+SELECT end_lsn::text FROM pg_replication_slot_advance(
+    %s, CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END)
+"""
+
+
+def advance_slot(connection: Connection, name: str) -> EndLsn:
+    """Past all that was committed until now, without a look at it; where the slot is then."""
+    row = fetch_one(connection, _ADVANCE, (name,), doing=f'advancing replication slot "{name}"')
+    assert row is not None
+    return EndLsn.parse(row[0])
+
+
 def end_reader(connection: Connection, name: str, *, wait_seconds: float = 10.0) -> bool:
     """End the session that reads from the slot, if it is one of ours; whether it is gone.
 

@@ -15,6 +15,7 @@ from headwater.errors import (
     ConnectionLost,
     HeadwaterError,
     PrivilegeError,
+    PublicationMissing,
     Retry,
     ServerError,
     SlotError,
@@ -211,9 +212,13 @@ def _lacks_right(fields: ErrorFields, settings: ConnectSettings) -> PrivilegeErr
     )
 
 
+_UNDEFINED_OBJECT, _PUBLICATION_ROUTINE = "42704", "get_publication_oid"
+
+
 def _other(fields: ErrorFields) -> ServerError:
     message, detail = without_values(fields.sqlstate, fields.message, fields.detail)
-    return ServerError(
+    is_publication = fields.sqlstate == _UNDEFINED_OBJECT and fields.routine == _PUBLICATION_ROUTINE
+    return (PublicationMissing if is_publication else ServerError)(
         message,
         sqlstate=fields.sqlstate,
         detail=f"{fields.severity} {fields.sqlstate}" + (f": {detail}" if detail else ""),
@@ -226,7 +231,7 @@ def _hint(fields: ErrorFields) -> str:
     match fields.sqlstate:
         case "57014":
             return "Somebody cancelled the statement, or a timeout did; run it again."
-        case "42704":
+        case state if state == _UNDEFINED_OBJECT:
             return "Create the object that is named, or correct the name; publications are listed in pg_publication."
         case state if state.startswith("22"):
             return f"{_look_in_log(state)} {_ROW_FILTER}"
