@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Sequence
@@ -495,3 +496,26 @@ def test_start_reports_all_findings_at_once(database: Database) -> None:
 def test_settings_that_cannot_work_are_refused_when_the_pipeline_is_made(database: Database) -> None:
     with pytest.raises(HeadwaterError):
         config(database, id=0).validate()
+
+
+def test_pauses_grow_while_the_servers_sessions_end_without_progress(
+    shop: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A transaction that ends the server's session each time is not sent again as fast as the server can start sessions."""
+    said = re.compile(r"following the slot failed, retrying in (\d+\.\d+) s")
+    with running(shop) as run:
+        run.wait_states("ready", 2)
+        run.wait_caught_up()
+        for count in range(1, 4):
+            wait_until(lambda: bool(shop.execute(END_READER, [apply_slot_name(1)])))
+            run.wait_for(lambda count=count: len(said.findall(caplog.text)) >= count)  # type: ignore[misc]
+        pauses = [float(seconds) for seconds in said.findall(caplog.text)]
+        assert pauses[0] <= 0.5 < 1.0 <= pauses[2]
+        shop.execute("update orders set counter = 7 where id = 1")
+        run.wait_caught_up()
+        assert re.search(r"following the slot succeeded after \d+ failed attempts", caplog.text)
+
+
+END_READER = """
+select pg_terminate_backend(active_pid) from pg_replication_slots where slot_name = %s and active_pid is not null
+"""

@@ -64,9 +64,10 @@ def run_until_stopped(settings: Settings, console: Console, progress: Progress) 
     pipeline: Pipeline | None = None
 
     def request_stop() -> None:
-        console.print(STOPPING, highlight=False, soft_wrap=True)
+        # First: a terminal or a pipe that takes nothing more would keep the pipeline from stopping.
         if pipeline is not None:
             pipeline.shutdown()
+        console.print(STOPPING, highlight=False, soft_wrap=True)
 
     with StopSignals(request_stop) as signals:
         check_source(settings)

@@ -149,7 +149,8 @@ class ApplyWorker:
         self._position = self._began = self._slot.confirmed
         self._run_.told.passed(self._position)
         self._filling_since = None
-        self._follow_attempts.succeeded()
+        # Not more: a transaction that ends the server's session each time would be sent again as fast as it can be.
+        self._follow_attempts.resumed()
 
     def _disconnect(self) -> None:
         if self._stream is not None:
@@ -408,6 +409,7 @@ class ApplyWorker:
             self._slot.follow_timeline()
             self._slot.confirmed = position
             self._internal_errors = 0
+            self._follow_attempts.succeeded()
             if self._stream is not None:
                 self._stream.confirm(position)
         self._report()

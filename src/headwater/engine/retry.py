@@ -66,6 +66,11 @@ class Attempts:
         self._progress.waiting(f"{self._doing} failed: {error.summary}", self)
         return seconds
 
+    def resumed(self) -> None:
+        """Another attempt has begun well, and nothing is known of how it ends: no longer shown as waiting. The next pause grows
+        on all the same, until `succeeded`."""
+        self._progress.waiting(None, self)
+
     def succeeded(self) -> None:
         if self.failures:
             lasted = time.monotonic() - self._since
