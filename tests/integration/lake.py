@@ -41,9 +41,14 @@ class LakeRunning(Watched):
             compare_table(self.database.connection, _name(table), lake).assert_equal()
 
     def snapshots(self, table: TableName | str) -> int:
-        """How many lake commits with rows the table has."""
+        """How many lake commits led to what the table has: those that were staged and never published do not count."""
         name = _name(table)
-        return len(open_lake(self.warehouse).load_table((name.namespace, name.name)).snapshots())
+        loaded = open_lake(self.warehouse).load_table((name.namespace, name.name))
+        count, snapshot = 0, loaded.current_snapshot()
+        while snapshot is not None:
+            count += 1
+            snapshot = loaded.snapshot_by_id(snapshot.parent_snapshot_id) if snapshot.parent_snapshot_id else None
+        return count
 
 
 def _name(table: TableName | str) -> TableName:

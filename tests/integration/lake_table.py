@@ -187,4 +187,6 @@ class Lake:
         return sorted((tuple(row) for row in self.spark.table(self.identifier(schema)).collect()), key=repr)
 
     def snapshots(self, schema: ReplicatedTableSchema) -> list[Any]:
-        return self.spark.sql(f"SELECT * FROM {self.identifier(schema)}.snapshots ORDER BY committed_at").collect()
+        """Without the empty one that a table is made with."""
+        found = self.spark.sql(f"SELECT * FROM {self.identifier(schema)}.snapshots ORDER BY committed_at").collect()
+        return list(found[1:])

@@ -98,7 +98,8 @@ def assert_equal(run: LakeRunning, database: Database, copies: int = 1) -> None:
     shown = {row[0]: row[1:] for row in database.execute("select id, n, big from notes where shown")}
     table = open_lake(run.warehouse).load_table(("public", "notes"))
     assert {row["id"]: (row["n"], row["big"]) for row in table.scan().to_arrow().to_pylist()} == shown
-    assert len({s.summary["headwater.epoch"] for s in table.snapshots() if s.summary is not None}) == copies
+    epochs = {s.summary["headwater.epoch"] for s in table.snapshots() if s.summary is not None}
+    assert len(epochs - {None}) == copies  # the table is made with a commit that is empty
 
 
 @pytest.mark.parametrize("statement", MOVES.values(), ids=MOVES.keys())
