@@ -36,6 +36,27 @@ WHERE n.nspname = 'headwater' AND c.relname = 'migrations'
 """
 
 
+# Whoever owns the namespace or a table in it, or has put a trigger, a rule, a policy or a view there, has his functions run by
+# whoever writes or reads: with our rights. From the catalog alone; nothing in the namespace is touched.
+_FOREIGN = """
+WITH ours AS (SELECT oid FROM pg_namespace WHERE nspname = 'headwater'),
+relations AS (SELECT c.* FROM pg_class c JOIN ours ON c.relnamespace = ours.oid),
+owned(what, owner) AS (
+    SELECT 'the namespace', n.nspowner FROM pg_namespace n JOIN ours ON ours.oid = n.oid
+    UNION ALL SELECT 'relation ' || relname, relowner FROM relations
+)
+SELECT what || ' belongs to role ' || r.rolname FROM owned JOIN pg_roles r ON r.oid = owned.owner
+WHERE NOT r.rolsuper AND r.rolname <> current_user
+UNION ALL
+SELECT 'trigger ' || t.tgname || ' on ' || relname FROM relations JOIN pg_trigger t ON t.tgrelid = relations.oid
+WHERE NOT t.tgisinternal
+UNION ALL
+SELECT 'rule ' || w.rulename || ' on ' || relname FROM relations JOIN pg_rewrite w ON w.ev_class = relations.oid
+UNION ALL
+SELECT 'policy ' || p.polname || ' on ' || relname FROM relations JOIN pg_policy p ON p.polrelid = relations.oid
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Migration:
     version: int
@@ -62,6 +83,7 @@ def read_migrations(directory: Traversable) -> list[Migration]:
 
 def apply_migrations(connection: Connection, component: str, migrations: list[Migration]) -> int:
     """Bring the database up to date; how many were applied. The session must be in autocommit."""
+    _refuse_foreign(connection)
     applied = _applied(connection, component)
     _refuse_newer(component, applied, migrations)
     count = 0
@@ -100,6 +122,17 @@ def _applied(connection: Connection, component: str) -> set[int]:
         return set()
     rows = connection.execute("SELECT version FROM headwater.migrations WHERE component = %s", (component,))
     return {version for (version,) in rows}
+
+
+def _refuse_foreign(connection: Connection) -> None:
+    found = [what for (what,) in connection.execute(_FOREIGN.encode())]
+    if found:
+        raise StoreError(
+            "the namespace headwater is not only ours",
+            detail="; ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else ""),
+            hint="Let a superuser look at it: what is named there could run with the rights of this role. Drop it, or give it to "
+            "this role with ALTER ... OWNER TO; or set store_pg_connection to another database.",
+        )
 
 
 def _refuse_newer(component: str, applied: set[int], migrations: list[Migration]) -> None:
