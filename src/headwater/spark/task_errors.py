@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import functools
 import json
 import re
 import secrets
@@ -30,6 +31,7 @@ def telling(function: ArrowFunction) -> ArrowFunction:
     """The same function, for a task: errors of ours that it raises arrive whole."""
     key, shown = _KEY, values_are_shown()  # travel with the function
 
+    @functools.wraps(function)  # plans and pages of Spark show its name
     def tell(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         show_values(shown)
         try:
