@@ -1,11 +1,12 @@
 # Every target sets up what it needs by itself, in .venv and the user's cache directory; the second time that takes no time.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-versions test-mutations test-all lint bench lock clean
+.PHONY: help setup demo unit test test-versions test-mutations test-all soak fuzz lint format docs bench lock clean
 
 BIN := .venv/bin
 # Options for pytest, such as: make test ARGS="-k toast -x"
 ARGS ?=
+SECONDS ?= 3600
 UV_VERSION := 0.13.7
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --no-annotate --no-header
@@ -21,6 +22,10 @@ demo: ## run the demo: a Postgres server, a workload, and a lake that follows it
 	@tools/setup.sh
 	@$(BIN)/headwater demo
 
+unit: ## run only tests/unit: no server, no Spark session (ARGS="-k watermark -x" for some of them)
+	@tools/setup.sh
+	$(BIN)/pytest tests/unit $(ARGS)
+
 test: ## run the tests, all but the slow proofs
 	@tools/setup.sh
 	$(BIN)/pytest -m "not slow" -n 2 --dist loadfile $(ARGS)
@@ -29,13 +34,22 @@ test-versions: ## run only the tests that talk to servers of every supported ver
 	@tools/setup.sh
 	$(BIN)/pytest -m "versions and not slow" -n 2 --dist loadfile $(ARGS)
 
-test-all: ## run the slow proofs too: five million rows in a transaction, 1,000 tables in a lake, an idle minute
+test-all: ## run the slow proofs too: five million rows in a transaction, 1,000 tables in a lake, an hour of soak
 	@tools/setup.sh
 	$(BIN)/pytest $(ARGS)
 
-test-mutations: ## take back each mend, one at a time, and see that a test or a seed of the fuzzer notices
+test-mutations: ## remove each fix from a copy of the source, one at a time, and check that a test or a seed of the fuzzer fails
 	@tools/setup.sh
 	$(BIN)/pytest tests/mutations $(ARGS)
+
+soak: ## keep a pipeline under load for an hour, lose its connections, silence and restart its server (SECONDS=1800 for less)
+	@tools/setup.sh
+	HEADWATER_SOAK_SECONDS=$(SECONDS) $(BIN)/pytest tests/soak -m slow $(ARGS)
+
+fuzz: ## give damaged bytes to the decoders for ten minutes, with bounds checks on (ARGS="--seconds 3600" for longer)
+	@tools/setup.sh
+	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR="$${XDG_CACHE_HOME:-$$HOME/.cache}/headwater/bounds-checked-kernels" \
+		$(BIN)/python -m tests.fuzz.decoders --seconds 600 $(ARGS)
 
 lint: ## check style, types, and who imports whom
 	@tools/setup.sh --packages-only
@@ -44,11 +58,22 @@ lint: ## check style, types, and who imports whom
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+format: ## format the code, and fix what ruff can fix by itself
+	@tools/setup.sh --packages-only
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+docs: ## write the generated pages again: configuration, table states, conformance
+	@tools/setup.sh --packages-only
+	$(BIN)/python -m headwater.config.reference docs/configuration.md
+	$(BIN)/python -m headwater.states_diagram docs/table-states.md
+	$(BIN)/python -m tests.conformance docs/conformance.md
+
 bench: ## run the benchmarks
 	@tools/setup.sh
 	$(BIN)/python -m benchmarks
 
-lock: ## resolve the dependencies anew into requirements*.lock: exact versions and hashes, no index address
+lock: ## resolve the dependencies again and write requirements*.lock: exact versions and hashes, no index address
 	@tools/setup.sh --packages-only
 	$(BIN)/python -m pip install --quiet uv==$(UV_VERSION)
 	$(COMPILE) --upgrade --fork-strategy fewest --all-extras --group dev pyproject.toml --output-file requirements.lock

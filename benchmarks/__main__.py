@@ -7,7 +7,7 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import beside_copy, copy, drain, freshness, hand_off, look, memory, ready
+from benchmarks import beside_copy, copy, drain, freshness, hand_off, look, memory, ready, wide
 from benchmarks.setting import setting
 
 # Memory first: what the others leave behind in this process would count as its own.
@@ -18,6 +18,7 @@ BENCHMARKS = {
     "freshness": freshness.run,
     "beside_copy": beside_copy.run,
     "hand_off": hand_off.run,
+    "wide": wide.run,
     "drain": drain.run,
     "copy": copy.run,
 }

@@ -1,6 +1,6 @@
 """What Headwater promises beside the tests that keep it, as Markdown. docs/conformance.md is it; a test says so.
 
-`python -m tests.conformance docs/conformance.md` writes it anew. The tests are found by reading their source: nothing is run.
+`python -m tests.conformance docs/conformance.md` writes it again. The tests are found by reading their source: nothing is run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _INTRODUCTION = """\
 # What is promised, and the test that keeps it
 
 Made from the tests and `tests/promises.toml` by `python -m tests.conformance docs/conformance.md`; a test fails when it is
-stale. What no test shows yet says so.
+stale. What no test shows yet says so. The rule and the reason of each
+invariant, and where the code keeps it: [invariants](invariants.md).
 
 `pytest -k` finds the tests of a promise by its sentence, with `_` for whatever is no letter or digit:
 `pytest tests/integration -k a_second_start_is_refused`."""

@@ -37,10 +37,15 @@ class Driver:
     def output(self) -> str:
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
-    def start(self) -> None:
+    def start(self, *, stdout: int | None = None, stderr: int | None = None) -> None:
+        """With descriptors of a test's own, what is said there is not in `output`."""
         command = [*HEADWATER, "run", *(["-v"] if self._verbose else []), str(self.settings_file)]
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+            self._process = subprocess.Popen(
+                command,
+                stdout=log if stdout is None else stdout,
+                stderr=log if stderr is None else stderr,
+            )
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
         """Ask it to stop; its exit status."""

@@ -69,7 +69,7 @@ find_or_fetch_java() {
 }
 
 compile_kernels() {
-    [ ! -e src/headwater/wire/warm.py ] || "$venv/bin/python" -m headwater.wire.warm
+    [ ! -e src/headwater/warm.py ] || "$venv/bin/python" -m headwater.warm
 }
 
 # A copied checkout needs a new environment: the old one's programs name the old place.

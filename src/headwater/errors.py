@@ -121,6 +121,13 @@ class ConnectionLost(SourceError):
     default_retry = Retry.TIMED
 
 
+class LimitReached(ConnectError):
+    """This process or this machine gives no more files, threads or memory for now. Nobody was asked, and nobody is to blame.
+
+    Wherever a server that cannot be reached is waited for, this is too.
+    """
+
+
 class AuthenticationError(SourceError):
     """The server did not accept who we are."""
 

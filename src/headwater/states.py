@@ -33,7 +33,13 @@ class Actor(StrEnum):
     PIPELINE = "pipeline"
     TABLE_SYNC = "table sync worker"
     APPLY = "apply worker"
+    CATALOG = "look at the catalog"
+    """What the stream does not tell has made the table another one: a column, its identity, its place in the publication."""
     USER = "user"
+
+
+FROM_EVERY_STATE = (Actor.CATALOG, Actor.USER)
+"""Who may ask for a new copy at any time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,19 +110,22 @@ IN_MEMORY_ONLY = frozenset({Phase.SYNC_WAIT, Phase.CATCHUP})
 
 TRANSITIONS: dict[tuple[Phase, Actor], frozenset[Phase]] = {
     (Phase.INIT, Actor.TABLE_SYNC): frozenset({Phase.DATA_SYNC, Phase.ERRORED}),
-    (Phase.DATA_SYNC, Actor.TABLE_SYNC): frozenset({Phase.FINISHED_COPY, Phase.ERRORED}),
+    (Phase.DATA_SYNC, Actor.TABLE_SYNC): frozenset({Phase.FINISHED_COPY, Phase.ERRORED, Phase.INIT}),
     (Phase.FINISHED_COPY, Actor.TABLE_SYNC): frozenset({Phase.SYNC_WAIT, Phase.ERRORED, Phase.INIT}),
     (Phase.SYNC_WAIT, Actor.TABLE_SYNC): frozenset({Phase.ERRORED, Phase.INIT}),
     (Phase.SYNC_WAIT, Actor.APPLY): frozenset({Phase.CATCHUP}),
     (Phase.CATCHUP, Actor.TABLE_SYNC): frozenset({Phase.SYNC_DONE, Phase.ERRORED, Phase.INIT}),
     (Phase.SYNC_DONE, Actor.APPLY): frozenset({Phase.READY, Phase.ERRORED, Phase.INIT}),
     (Phase.READY, Actor.APPLY): frozenset({Phase.ERRORED, Phase.INIT}),
+    # At start, where the destination has lost a table.
+    (Phase.SYNC_DONE, Actor.PIPELINE): frozenset({Phase.ERRORED}),
+    (Phase.READY, Actor.PIPELINE): frozenset({Phase.ERRORED}),
     (Phase.ERRORED, Actor.PIPELINE): frozenset({Phase.INIT}),
     (Phase.DATA_SYNC, Actor.PIPELINE): frozenset({Phase.INIT}),
     (Phase.FINISHED_COPY, Actor.PIPELINE): frozenset({Phase.INIT}),
     (Phase.SYNC_WAIT, Actor.PIPELINE): frozenset({Phase.INIT}),
     (Phase.CATCHUP, Actor.PIPELINE): frozenset({Phase.INIT}),
-    **{(phase, Actor.USER): frozenset({Phase.INIT}) for phase in Phase},
+    **{(phase, actor): frozenset({Phase.INIT}) for actor in FROM_EVERY_STATE for phase in Phase},
 }
 
 AFTER_CRASH: dict[Phase, Phase] = {

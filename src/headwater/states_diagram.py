@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from headwater.states import AFTER_CRASH, IN_MEMORY_ONLY, TRANSITIONS, Actor, Phase
+from headwater.states import AFTER_CRASH, FROM_EVERY_STATE, IN_MEMORY_ONLY, TRANSITIONS, Actor, Phase
 
 _NAMES = {phase: "".join(word.title() for word in phase.value.split("_")) for phase in Phase}
 
@@ -18,7 +18,7 @@ _MEANING = {
     Phase.DATA_SYNC: "its rows are being copied",
     Phase.FINISHED_COPY: "the copy is durable; its worker follows its own slot to come close",
     Phase.SYNC_WAIT: "close enough; its worker waits for the apply worker's answer",
-    Phase.CATCHUP: "the apply worker stands still at a position; the table's worker comes up to it",
+    Phase.CATCHUP: "its worker writes up to the apply worker's position; the apply worker begins no batch",
     Phase.SYNC_DONE: "handed over at a position; the apply worker owns every transaction that commits at or past it",
     Phase.READY: "the apply worker has confirmed past that position and owns the table",
     Phase.ERRORED: "stopped with a reason, a remedy and a retry policy; its changes are not kept meanwhile",
@@ -29,7 +29,8 @@ _INTRODUCTION = """\
 
 Made from `headwater.states` by `python -m headwater.states_diagram docs/table-states.md`; a test fails when it is stale.
 
-Besides what is drawn, the user may lead a table from every state back to `Init` (`headwater resync`): that is a new copy."""
+Besides what is drawn, every state leads back to `Init`, which is a new copy: when the user asks for it (`headwater resync`), and
+when the look at the catalog finds that the table is another one."""
 
 
 def page() -> str:
@@ -56,8 +57,8 @@ def _diagram() -> Iterator[str]:
 
 
 def _who(source: Phase, target: Phase) -> list[str]:
-    """Who may make this transition; the user's ways are told once, in words."""
-    actors = (actor for actor in Actor if actor is not Actor.USER)
+    """Who may make this transition; ways from every state are told once, in words."""
+    actors = (actor for actor in Actor if actor not in FROM_EVERY_STATE)
     return [actor.value for actor in actors if target in TRANSITIONS.get((source, actor), frozenset())]
 
 
@@ -86,19 +87,19 @@ def _actors() -> Iterator[str]:
     yield "| who | from | to |"
     yield "|---|---|---|"
     for actor in Actor:
-        if actor is Actor.USER:
+        if actor in FROM_EVERY_STATE:
+            yield f"| {actor.value} | every state | {_targets_everywhere(actor)} |"
             continue
         for source in Phase:
             targets = TRANSITIONS.get((source, actor))
             if targets:
                 names = ", ".join(f"`{_NAMES[phase]}`" for phase in Phase if phase in targets)
                 yield f"| {actor.value} | `{_NAMES[source]}` | {names} |"
-    yield f"| {Actor.USER.value} | every state | {_user_targets()} |"
 
 
-def _user_targets() -> str:
-    """One cell for the user, who may do the same in every state; a table of states that says otherwise needs another page."""
-    targets = {TRANSITIONS[phase, Actor.USER] for phase in Phase}
+def _targets_everywhere(actor: Actor) -> str:
+    """One cell for who may do the same in every state; a table of states that says otherwise needs another page."""
+    targets = {TRANSITIONS[phase, actor] for phase in Phase}
     (same,) = targets
     return ", ".join(f"`{_NAMES[phase]}`" for phase in Phase if phase in same)
 

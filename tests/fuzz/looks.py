@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from headwater.engine import watch
-from headwater.engine.watch import Watch
+from headwater.engine import publication_watch
+from headwater.engine.publication_watch import PublicationWatch
 
 LOOK_SECONDS = 0.05
 
@@ -21,10 +21,10 @@ class Looks:
         self._patch = pytest.MonkeyPatch()
         self._free = threading.Lock()
         self.count = 0
-        self._newest: Watch | None = None
-        original = Watch.look_if_due
+        self._newest: PublicationWatch | None = None
+        original = PublicationWatch.look_if_due
 
-        def look_if_due(looking: Watch) -> None:
+        def look_if_due(looking: PublicationWatch) -> None:
             self._newest = looking
             # The supervising thread has other work: a look that is held back is left out, not waited for.
             if not self._free.acquire(blocking=False):
@@ -36,13 +36,13 @@ class Looks:
             finally:
                 self._free.release()
 
-        self._patch.setattr(watch, "LOOK_SECONDS", LOOK_SECONDS)
-        self._patch.setattr(Watch, "look_if_due", look_if_due)
+        self._patch.setattr(publication_watch, "LOOK_SECONDS", LOOK_SECONDS)
+        self._patch.setattr(PublicationWatch, "look_if_due", look_if_due)
 
     def hurry(self) -> None:
         """Wake the supervising thread, which would look only when its other work brings it round."""
         if self._newest is not None:
-            self._newest._pool.bell.ring()
+            self._newest._pool.wake_up.notify()
 
     def undo(self) -> None:
         self._patch.undo()

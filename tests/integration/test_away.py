@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from headwater.wire.chunks import Chunk
 from tests.commands import headwater
 from tests.conftest import Database
 from tests.driver import Driver, driver
-from tests.integration.mirror import running
+from tests.integration.mirror import MirrorDestination, running
 
 SHOP = """
     create table orders(id int primary key, counter int not null);
@@ -64,6 +65,44 @@ def test_changes_go_on_after_the_server_crashed_and_recovered(
             run.wait_caught_up()
             run.assert_equal("orders", "items")
         assert set(run.states().values()) == {"ready"}
+
+
+@pytest.mark.security
+@pytest.mark.invariant(8)
+@pytest.mark.parametrize("stage", ["apply", "copy"])
+def test_a_server_that_is_stopped_the_fast_way_stops_whatever_the_lake_is_at(
+    own_server: PostgresServer, stage: str
+) -> None:
+    """It ends ordinary sessions and waits for what followers of slots confirm. Nothing can be without lock and store."""
+    with own_server.connect() as connection:
+        connection.execute(SHOP)
+        database, mirror = Database(own_server, "postgres", connection), MirrorDestination()
+        written, go_on = threading.Event(), threading.Event()
+
+        def hold(_: object) -> None:
+            written.set()
+            assert go_on.wait(120)
+
+        if stage == "copy":
+            mirror.after_copy = hold
+        store = PostgresStore(own_server.settings(), 1)
+        try:
+            with running(database, mirror, store=store) as run:
+                if stage == "apply":
+                    run.wait_states("ready", 2)
+                    run.wait_caught_up()
+                    mirror.before_events = hold
+                    connection.execute("update orders set counter = 2")
+                assert written.wait(60)
+                own_server.restart(mode="fast")
+                go_on.set()
+                with own_server.connect() as again:
+                    run.database = Database(own_server, "postgres", again)
+                    run.wait_states("ready", 2)
+                    run.wait_caught_up()
+                    run.assert_equal("orders", "items")
+        finally:
+            go_on.set()
 
 
 def test_an_internal_error_of_the_server_that_passes_is_waited_out(

@@ -12,8 +12,8 @@ from psycopg import sql
 
 from headwater.errors import PrivilegeError
 from headwater.schema.table import TableId, quote_identifier
-from headwater.source.exported_snapshot import table_lock
 from headwater.source.slots import apply_slot_name
+from headwater.source.table_lock import table_lock
 from headwater.states import INIT
 from headwater.store.postgres import PostgresStore
 from tests.commands import headwater, write_settings

@@ -12,7 +12,7 @@ import pytest
 
 from headwater.config import TableSyncCopyConfig
 from headwater.config.pipeline import TableSyncCopyMode
-from headwater.engine import watch
+from headwater.engine import publication_watch
 from headwater.events import TableRows
 from headwater.schema.table import TableId
 from headwater.source.slots import apply_slot_name
@@ -25,7 +25,7 @@ from tests.integration.mirror import MirrorDestination, Running, running
 
 @pytest.fixture(autouse=True)
 def looking_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(publication_watch, "LOOK_SECONDS", 0.1)
 
 
 @pytest.fixture

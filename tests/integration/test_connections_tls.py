@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import cast
 
 import pytest
 import trustme
@@ -16,9 +17,14 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     load_pem_private_key,
 )
+from pyspark.sql import SparkSession
 
 from headwater.config import PgConnectionConfig, TlsConfig
 from headwater.errors import AuthenticationError, HeadwaterError, TlsError
+from headwater.schema.table import TableId
+from headwater.source.copy_origin import CopyOrigin
+from headwater.source.copy_plan import SmallTable
+from headwater.spark import small_tables
 from headwater.store.postgres import PostgresStore
 from headwater.testing.postgres import TRUSTED_SOCKET, PostgresServer, ServerTls
 from headwater.wire.settings import ConnectSettings, Secret, TlsMode, TlsSettings
@@ -301,6 +307,30 @@ def test_a_whole_pipeline_runs_with_a_client_certificate_over_a_list_of_hosts(
             assert mirror.copies == ["t"]
     finally:
         server.drop_database(name)
+
+
+class _Sent(Exception):
+    """Instead of a Spark job: what its tasks would be made of."""
+
+    def __init__(self, tasks: list[list[SmallTable]]) -> None:
+        self.tasks = tasks
+
+
+def test_security_small_tables_sent_to_executors_in_one_job_carry_texts_in_place_of_files(
+    authority: trustme.CA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "roots").write_text(roots_of(authority))
+    tls = TlsSettings(TlsMode.VERIFY_FULL, str(tmp_path / "roots"))
+    origin = CopyOrigin(ConnectSettings("db", 5432, "shop", "reader", tls=tls), "snapshot", "started", ())
+
+    def reader(tasks: list[list[SmallTable]], budget_bytes: int) -> None:
+        raise _Sent(tasks)
+
+    monkeypatch.setattr(small_tables, "_reader", reader)
+    with pytest.raises(_Sent) as sent:
+        small_tables.read_in_one_job(cast(SparkSession, None), [SmallTable(TableId(1), origin, ())], 1, 1)
+    ((table,),) = sent.value.tasks
+    assert table.origin.settings.tls.root_certs == roots_of(authority)
 
 
 def test_settings_sent_to_an_executor_carry_texts_in_place_of_files(authority: trustme.CA, tmp_path: Path) -> None:

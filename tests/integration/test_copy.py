@@ -24,8 +24,9 @@ from headwater.source import copy_read
 from headwater.source.catalog import load_table_schemas
 from headwater.source.copy_plan import plan_copy
 from headwater.source.copy_read import copy_batches, read_ranges
-from headwater.source.exported_snapshot import ExportedSnapshot, exported_snapshot, table_lock
+from headwater.source.exported_snapshot import ExportedSnapshot, exported_snapshot
 from headwater.source.publication import PublishedTable, published_tables
+from headwater.source.table_lock import table_lock
 from headwater.spark.copy_source import copy_dataframe, register_copy_source, task_limit
 from headwater.testing.compare import wait_until
 from headwater.testing.postgres import TRUSTED_SOCKET, PostgresServer, ServerTls

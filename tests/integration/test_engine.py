@@ -20,7 +20,7 @@ from headwater.errors import (
     SlotError,
     StoreUnavailable,
 )
-from headwater.events import EventBatch, TableRows
+from headwater.events import EventBatch, Insert, TableRows
 from headwater.lsn import EndLsn
 from headwater.schema.table import TableId
 from headwater.source.slots import apply_slot_name
@@ -498,6 +498,7 @@ def test_settings_that_cannot_work_are_refused_when_the_pipeline_is_made(databas
         config(database, id=0).validate()
 
 
+@pytest.mark.security
 def test_pauses_grow_while_the_servers_sessions_end_without_progress(
     shop: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -519,3 +520,22 @@ def test_pauses_grow_while_the_servers_sessions_end_without_progress(
 END_READER = """
 select pg_terminate_backend(active_pid) from pg_replication_slots where slot_name = %s and active_pid is not null
 """
+
+
+def test_a_destination_without_metadata_gets_no_row_that_lacks_a_column_of_the_copy(database: Database) -> None:
+    """Values would stand in the places of others: the table is copied again instead, before any such row."""
+    database.execute(
+        "create table orders(id int primary key, gone text, counter int); insert into orders values (1, 'x', 1);"
+        "create publication shop for table orders"
+    )
+    with running(database) as run:
+        run.wait_states("ready", 1)
+        run.wait_caught_up()
+        # In one transaction: no look at the catalog comes between.
+        database.execute("begin; alter table orders drop column gone; insert into orders values (2, 5); commit")
+        run.wait_for(lambda: run.mirror.copies.count("orders") == 2)
+        run.wait_states("ready", 1)
+        run.wait_caught_up()
+        run.assert_equal("orders")
+        rows = [event.new for batch in run.mirror.batches for event in batch.events() if isinstance(event, Insert)]
+        assert all(len(row) == 3 for row in rows)

@@ -9,7 +9,8 @@ import pytest
 
 from headwater.config import TableSyncCopyConfig
 from headwater.config.pipeline import TableSyncCopyMode
-from headwater.engine import watch
+from headwater.engine import publication_watch
+from headwater.errors import DestinationUnavailable
 from headwater.schema.table import TableId
 from headwater.source.preflight import run_preflight
 from headwater.source.session import connect
@@ -22,7 +23,7 @@ from tests.integration.mirror import MirrorDestination, Running, running
 
 @pytest.fixture(autouse=True)
 def looking_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(publication_watch, "LOOK_SECONDS", 0.1)
 
 
 @pytest.fixture
@@ -219,3 +220,34 @@ def test_what_will_not_be_in_the_lake_and_leaves_without_a_common_identity_are_t
     assert "the partitions of public.m have no replica identity in common" in roots
     assert "can only be inserted into" not in roots
     assert "1 partitioned table will be one lake table for each partition" in leaves
+
+
+def test_the_log_says_who_asked_for_a_new_copy(shop: Database, caplog: pytest.LogCaptureFixture) -> None:
+    store = MemoryStore()
+    with caplog.at_level(logging.INFO, logger="headwater"), running(shop, store=store) as run:
+        run.wait_states("ready", 2)
+        shop.execute("vacuum full orders")
+        shop.execute("alter table orders alter column note type varchar(40)")
+        run.wait_for(lambda: "table public.orders: ready -> init, by the look at the catalog" in caplog.text)
+        run.wait_for(lambda: run.mirror.copies.count("orders") == 2)
+        run.wait_states("ready", 2)
+        caplog.clear()
+        store.update_table_state(TableId(shop.value("select 'm'::regclass::oid::bigint")), INIT)
+        run.wait_for(lambda: "table public.m: ready -> init, by the user" in caplog.text)
+        run.wait_for(lambda: run.mirror.copies.count("m") == 2)
+        assert "init -> data_sync, by the table sync worker" in caplog.text
+
+
+def test_a_table_sync_worker_that_starts_again_says_so_itself(shop: Database, caplog: pytest.LogCaptureFixture) -> None:
+    mirror, failed = MirrorDestination(), []
+
+    def fail_once(_: object) -> None:
+        if not failed:
+            failed.append(True)
+            raise DestinationUnavailable("the lake is unreachable", hint="It is tried again.")
+
+    mirror.before_copy = fail_once
+    with caplog.at_level(logging.INFO, logger="headwater"), running(shop, mirror) as run:
+        run.wait_states("ready", 2)
+    assert "data_sync -> init, by the table sync worker" in caplog.text
+    assert "by the pipeline" not in caplog.text

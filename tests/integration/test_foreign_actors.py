@@ -157,7 +157,7 @@ LAKE_READS = (
     "headwater.destinations.iceberg.apply:LakeTable.load",
     "headwater.destinations.iceberg.apply:steps_after",
     "headwater.destinations.iceberg.table:LakeTable.stage",
-    "headwater.destinations.iceberg.missing:MissingValues._read_target",
+    "headwater.destinations.iceberg.unchanged_values:MissingValues._read_target",
 )
 
 

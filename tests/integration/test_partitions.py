@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.engine import watch
+from headwater.engine import publication_watch
 from tests.conftest import Database
 from tests.integration.mirror import running
 
@@ -73,7 +73,7 @@ def test_a_partition_that_is_attached_or_detached_is_followed_as_what_it_is_from
     database: Database, publication: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Postgres 14 goes on to send its changes as what it was when the stream began."""
-    monkeypatch.setattr(watch, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(publication_watch, "LOOK_SECONDS", 0.1)
     database.execute(
         f"""
         create table t(id int primary key, a int) partition by range (id);

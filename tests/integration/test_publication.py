@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from headwater.engine import watch
+from headwater.engine import publication_watch
 from headwater.events import EventBatch, TableRows
 from headwater.schema.table import TableId
 from headwater.states import INIT
@@ -22,7 +22,7 @@ from tests.writer import writing
 
 @pytest.fixture(autouse=True)
 def looking_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(publication_watch, "LOOK_SECONDS", 0.1)
 
 
 @pytest.fixture

@@ -6,12 +6,16 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from headwater.errors import PipelineLocked
+from headwater.engine.run_lock import RunLock
+from headwater.errors import PipelineLocked, StoreUnavailable
 from headwater.source.lock import PipelineLock
+from headwater.store.memory import MemoryStore
+from headwater.wire.settings import Secret
 
 
 def test_invariant_6_a_second_run_is_refused_with_the_holders_name(database: Any) -> None:
@@ -100,3 +104,51 @@ def test_a_killed_run_does_not_keep_its_successor_out(database: Any) -> None:
     lock = PipelineLock(settings, 5)
     lock.acquire()
     lock.release()
+
+
+def end_session_of(database: Any, pipeline_id: int) -> None:
+    database.execute(
+        "select pg_terminate_backend(pid, 5000) from pg_stat_activity where application_name = %s",
+        [f"headwater_lock_{pipeline_id}"],
+    )
+
+
+@pytest.mark.security
+def test_a_role_that_may_end_no_session_takes_its_lock_again(database: Any) -> None:
+    role = f"plain_{database.name}"
+    database.execute(
+        f"create role {role} login password 'x'; revoke execute on function pg_terminate_backend from public"
+    )
+    lock = PipelineLock(replace(database.settings, username=role, password=Secret("x")), 6)
+    try:
+        lock.acquire()
+        end_session_of(database, 6)
+        lock.release()
+        lock.acquire()
+        lock.check()
+    finally:
+        lock.release()
+        database.execute(f"grant execute on function pg_terminate_backend to public; drop role {role}")
+
+
+@pytest.mark.security
+def test_a_lock_that_is_held_again_is_in_reach_also_while_the_store_is_not(database: Any) -> None:
+    """Streams are left while it is out of reach; here sessions can be opened, and only the store cannot be asked."""
+
+    class Away(MemoryStore):
+        def check_run(self) -> None:
+            raise StoreUnavailable("the store is away", hint="It is tried again.")
+
+    now = [0.0]
+    lock = RunLock(PipelineLock(database.settings, 8), Away(), "token", clock=lambda: now[0])
+    lock.acquire()
+    lock.begin()
+    try:
+        end_session_of(database, 8)
+        for _ in range(4):
+            assert not lock.verify()
+            now[0] += 1
+        assert not lock.is_held
+        assert not lock.is_out_of_reach()
+    finally:
+        lock.release()

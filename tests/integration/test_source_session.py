@@ -11,8 +11,10 @@ import pytest
 
 from headwater.errors import AuthenticationError, ConnectError, ConnectionLost, PrivilegeError, ServerError, TlsError
 from headwater.source.server import _identify_system, flush_lsn, server_facts
-from headwater.source.session import PINNED, connect, fetch_all, fetch_one
+from headwater.source.session import connect, fetch_all, fetch_one
+from headwater.wire.connection import WireConnection
 from headwater.wire.settings import Secret, TlsMode, TlsSettings
+from headwater.wire.startup import PINNED
 
 pytestmark = pytest.mark.versions
 
@@ -32,12 +34,20 @@ def test_every_timeout_is_zero_and_output_is_pinned_whatever_the_role_says(datab
     with connect(database.settings, application_name="headwater_x") as session:
         shown = {name: session.execute(f"show {name}").fetchone() for name in PINNED}
         assert {name: row[0] for name, row in shown.items() if row is not None} == PINNED
+        every = session.execute("select name, setting from pg_settings").fetchall()
         newer = ["transaction_timeout"] if session.info.server_version >= 170000 else []
         for name in ("idle_session_timeout", *newer):
             assert session.execute(f"show {name}").fetchone() == ("0",)
         assert session.execute("show application_name").fetchone() == ("headwater_x",)
         assert session.execute("show client_encoding").fetchone() == ("UTF8",)
         assert session.autocommit
+    # The same for our own client, for copies and for streams: what a value looks like must not depend on who reads it.
+    for replication in (False, True):
+        with WireConnection.connect(
+            replace(database.settings, application_name="headwater_x"), replication=replication
+        ) as ours:
+            rows = ours.query("select name, setting from pg_settings")
+            assert {(str(row["name"]), row["setting"]) for row in rows} == set(every)
     with connect(database.settings, autocommit=False) as session:
         assert not session.autocommit
 

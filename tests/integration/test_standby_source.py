@@ -237,7 +237,8 @@ def test_for_what_a_slot_on_a_standby_waits_is_said_with_the_command_that_helps(
 
 def test_a_standby_cannot_hold_the_store_nor_a_failover_slot() -> None:
     with pair(18, hot_standby_feedback="off") as both:
-        with pytest.raises(PreflightError) as caught, running(both.standby):
+        in_standby = PostgresStore(both.standby.settings, 1)
+        with pytest.raises(PreflightError) as caught, running(both.standby, store=in_standby):
             pass
         assert "store_pg_connection" in caught.value.hint
         assert "primary may remove what the slot on this standby needs" in caught.value.detail

@@ -156,7 +156,7 @@ class World:
         """What a run begins with."""
         self.stored = {table: self.rules.after_crash(state) for table, state in self.stored.items()}
         self.states = dict(self.stored)
-        self.ownership = ApplyOwnership(cast(Run, SimpleNamespace(board=self.states)))
+        self.ownership = ApplyOwnership(cast(Run, SimpleNamespace(table_states=self.states)))
         self.syncs: dict[TableId, Sync] = {}
         self.confirmed = self.rules.start(self)
         self.recorded_in_this_run = ZERO

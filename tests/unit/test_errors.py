@@ -60,6 +60,7 @@ def test_each_error_has_one_meaning_and_infrastructure_is_waited_for() -> None:
     assert {cls for cls in CLASSES if meaning(cls("m")) is Meaning.WAIT} == {
         errors.ConnectError,
         errors.ConnectionLost,
+        errors.LimitReached,
         errors.StoreUnavailable,
         errors.DestinationUnavailable,
         errors.LakeCommitUnknown,

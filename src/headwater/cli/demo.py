@@ -24,6 +24,7 @@ from headwater.config import DestinationConfig, PgConnectionConfig, PipelineConf
 from headwater.engine.pipeline import Pipeline
 from headwater.errors import HeadwaterError, ShutdownRequested
 from headwater.observability.log import configure
+from headwater.observability.outlet import standard_output
 from headwater.observability.progress import ProgressSnapshot
 from headwater.observability.text import printable_lines
 from headwater.private_files import make_directory
@@ -70,7 +71,7 @@ def demo(keep: Path | None, rows: int, seconds: float) -> None:
     """
     configure(logging.WARNING)
     warehouse = _warehouse(keep)
-    console = Console()
+    console = Console(file=standard_output())
     comparisons = Demo(console, warehouse, rows, seconds).run()
     if not all(one.equal for one in comparisons):
         raise HeadwaterError(
@@ -133,8 +134,10 @@ class Demo:
             writer.start()
             try:
                 self._await(_all_ready, READY_SECONDS, "the tables to be ready", writer)
-                ready_at, ready_seconds = time.time(), time.monotonic() - start
-                self._await(lambda _: time.time() > ready_at + self._seconds, self._seconds + 1, "the writer", writer)
+                ready_at = time.monotonic()
+                ready_seconds = ready_at - start
+                written = ready_at + self._seconds
+                self._await(lambda _: time.monotonic() > written, self._seconds + 1, "the writer", writer)
             finally:
                 writer.stop()
             target = flush_position(source)

@@ -35,12 +35,12 @@ class MeasuredProgress(Progress):
     def position(self, received: int, confirmed: int, server: int) -> None:
         if not self._positions or confirmed > self._positions[-1]:
             # The time first: whoever looks positions up finds a time for each.
-            self._times.append(time.time())
+            self._times.append(time.monotonic())
             self._positions.append(confirmed)
         super().position(received, confirmed, server)
 
     def confirmed_at(self, position: int) -> float | None:
-        """When everything before `position` was confirmed."""
+        """When everything before `position` was confirmed, by `time.monotonic`."""
         index = bisect_left(self._positions, position)
         return self._times[index] if index < len(self._positions) else None
 

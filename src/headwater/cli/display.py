@@ -1,7 +1,7 @@
 """What a person sees while a pipeline runs: a live table on a terminal, plain lines everywhere else.
 
-Both only read snapshots of the progress; neither can slow the pipeline down. Errors are not theirs to tell: each is logged,
-or ends the run, and is told there once.
+Both only read snapshots of the progress, and print to a console that never waits (`observability.outlet`): neither can slow the
+pipeline down. Errors are not theirs to tell: each is logged, or ends the run, and is told there once.
 """
 
 from __future__ import annotations
@@ -42,13 +42,20 @@ def summary(snapshot: ProgressSnapshot) -> str:
     parts = [
         f"{snapshot.changes:,} changes applied",
         f"{snapshot.changes_per_second:,.0f}/s",
-        f"lag {size(snapshot.lag_bytes)}, {snapshot.lag_seconds:.1f} s",
+        _lag(snapshot),
     ]
     if snapshot.hand_offs:
         parts.append(f"longest pause for a hand-off {snapshot.longest_pause_seconds:.2f} s")
     if snapshot.waiting:
         parts.append(f"waiting for {snapshot.waiting}")
     return "; ".join(parts)
+
+
+def _lag(snapshot: ProgressSnapshot) -> str:
+    lag = f"{size(snapshot.lag_bytes)}, {snapshot.lag_seconds:.1f} s"
+    if snapshot.no_contact_seconds is None:
+        return f"lag {lag}"
+    return f"lag at least {lag} (the source has not answered for {snapshot.no_contact_seconds:.0f} s)"
 
 
 class Display(Protocol):
@@ -108,7 +115,8 @@ class PlainDisplay:
                     self._line(text)
             self._missed = missed
         line = summary(snapshot)
-        if with_summary and snapshot.changes and line != self._summary:
+        is_telling = snapshot.changes or snapshot.waiting or snapshot.no_contact_seconds is not None
+        if with_summary and is_telling and line != self._summary:
             self._summary = line
             self._line(line)
 

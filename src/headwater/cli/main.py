@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import sys
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -16,6 +17,7 @@ import click
 
 from headwater.errors import ConfigError, HeadwaterError
 from headwater.observability.log import redact
+from headwater.observability.outlet import flush, standard_error
 from headwater.observability.text import printable, printable_lines
 
 FAILED, WRONG_USAGE = 1, 2
@@ -87,7 +89,9 @@ def show_error(error: HeadwaterError) -> None:
     for part, text in parts:
         if text:
             indented = text.replace("\n", "\n        ")
-            click.echo(f"{click.style(part + ':', bold=True, fg=_COLOURS[part])} {indented}", err=True)
+            styled = click.style(part + ":", bold=True, fg=_COLOURS[part])
+            # Behind the log's entries, and like them not waited for: whoever ends with an error has to end.
+            click.echo(f"{styled} {indented}", file=standard_error())
 
 
 _COLOURS = {"error": "red", "detail": None, "hint": "cyan"}
@@ -95,11 +99,19 @@ _COLOURS = {"error": "red", "detail": None, "hint": "cyan"}
 
 def main(arguments: list[str] | None = None) -> None:
     """Exit status: 0 after a clean stop, 1 after a failure, 2 for wrong usage or settings."""
+    status: str | int | None = FAILED
     try:
         cli.main(args=arguments, prog_name="headwater")
     except HeadwaterError as error:
         show_error(error)
-        sys.exit(WRONG_USAGE if isinstance(error, ConfigError) else FAILED)
+        status = WRONG_USAGE if isinstance(error, ConfigError) else FAILED
+    except SystemExit as end:
+        status = end.code
+    finally:
+        if not flush():
+            # The interpreter's own end would wait for the same stream, or be aborted over its lock.
+            os._exit(status if isinstance(status, int) else FAILED if status else 0)
+    sys.exit(status)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from headwater.cli.signals import StopSignals
 from headwater.config import Settings, StoreType, load_settings
 from headwater.engine.pipeline import Pipeline
 from headwater.observability.log import configure
+from headwater.observability.outlet import standard_output
 from headwater.observability.progress import Progress
 from headwater.observability.text import printable
 from headwater.source import preflight
@@ -39,7 +40,7 @@ def run(settings_file: Path, verbose: bool) -> None:
     """
     settings = load_settings(settings_file)
     configure(logging.INFO if verbose else logging.WARNING, settings.secrets())
-    run_until_stopped(settings, Console(), Progress())
+    run_until_stopped(settings, Console(file=standard_output()), Progress())
 
 
 def check_source(settings: Settings) -> None:
@@ -64,7 +65,7 @@ def run_until_stopped(settings: Settings, console: Console, progress: Progress) 
     pipeline: Pipeline | None = None
 
     def request_stop() -> None:
-        # First: a terminal or a pipe that takes nothing more would keep the pipeline from stopping.
+        # First: whatever may go wrong with saying so, the pipeline is to stop.
         if pipeline is not None:
             pipeline.shutdown()
         console.print(STOPPING, highlight=False, soft_wrap=True)
@@ -81,7 +82,8 @@ def run_until_stopped(settings: Settings, console: Console, progress: Progress) 
                 return
             with display_for(progress, console):
                 pipeline.start()
-                console.print(printable(_is_up(settings, progress)), markup=False, highlight=False, soft_wrap=True)
+                if not pipeline.stopped:
+                    console.print(printable(_is_up(settings, progress)), markup=False, highlight=False, soft_wrap=True)
                 if signals.requested.is_set():
                     pipeline.shutdown()
                 pipeline.wait()

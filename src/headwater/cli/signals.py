@@ -14,8 +14,19 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Self
 
+from headwater.observability.outlet import flush
+
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _END = b"\0"
+
+
+_LAST_LINES_SECONDS = 1.0
+
+
+def _end_at_once(status: int) -> None:
+    """What was logged until now is written, if somebody takes it."""
+    flush(_LAST_LINES_SECONDS)
+    os._exit(status)
 
 
 def _noted(signum: int, frame: FrameType | None) -> None:
@@ -25,7 +36,7 @@ def _noted(signum: int, frame: FrameType | None) -> None:
 class StopSignals:
     """A context manager for the main thread. `request_stop` is called once, in a thread of its own."""
 
-    def __init__(self, request_stop: Callable[[], None], give_up: Callable[[int], None] = os._exit) -> None:
+    def __init__(self, request_stop: Callable[[], None], give_up: Callable[[int], None] = _end_at_once) -> None:
         self._request_stop = request_stop
         self._give_up = give_up
         self._reader, self._writer = socket.socketpair()

@@ -18,6 +18,8 @@ from headwater.wire.settings import (
     split_hosts,
 )
 
+_CONNECT_SECONDS = 10.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsConfig(Checked):
@@ -136,6 +138,16 @@ class PgConnectionConfig(Checked):
     ] = False
     tls: Annotated[TlsConfig, Setting("Transport security.")] = field(default_factory=TlsConfig)
     keepalive: Annotated[TcpKeepaliveConfig, Setting("TCP keepalive.")] = field(default_factory=TcpKeepaliveConfig)
+    answer_timeout_ms: Annotated[
+        int,
+        Setting(
+            "How long a server may say nothing when an answer is due. At half of it the server is asked over a new "
+            "connection whether the session is still at work; a session that is not, or a server that does not answer, is "
+            "left, and connected to again. For the replication stream the server's `wal_sender_timeout` counts, if it is longer. "
+            "A new connection has 10 s, or this if it is shorter.",
+            at_least=1000,
+        ),
+    ] = 60_000
 
     def conflicts(self) -> Iterator[Mistake]:
         try:
@@ -165,6 +177,8 @@ class PgConnectionConfig(Checked):
             ),
             application_name=application_name,
             target_session_attrs=self.target_session_attrs,
+            connect_timeout_seconds=min(_CONNECT_SECONDS, self.answer_timeout_ms / 1000),
+            answer_timeout_seconds=self.answer_timeout_ms / 1000,
             allow_cleartext_password=self.allow_cleartext_password,
             allow_md5_password=self.allow_md5_password,
         )

@@ -8,6 +8,7 @@ found wrong becomes a `Mistake`; nothing here raises at the first one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from enum import StrEnum
 from types import NoneType, UnionType
@@ -171,6 +172,15 @@ class Checked:
 
     __slots__ = ()
     what: ClassVar[str] = "settings"
+
+    def __post_init__(self) -> None:
+        """Values that stand for others are kept as those, as from a file: a password in plain text would show itself, and a
+        mode that is a string would not be the mode. What cannot be taken stays, for `validate` to tell."""
+        for field in setting_fields(type(self)):
+            value = getattr(self, field.name)
+            if value is not None and not field.nested:
+                with suppress(Problem):
+                    object.__setattr__(self, field.name, convert(field, value))
 
     def conflicts(self) -> Iterator[Mistake]:
         """Mistakes that only show when several fields are seen together. Called when each field by itself is right."""

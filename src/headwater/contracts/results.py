@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 
 from headwater.errors import DestinationError, HeadwaterError, Retry, ShutdownRequested, said_by
 from headwater.events import SourceRead
+from headwater.limits import limit_reached
 from headwater.schema.table import TableId
 
 _LOOK_SECONDS = 0.2
@@ -102,6 +103,8 @@ class Result:
     def _explained(self, error: Exception) -> HeadwaterError:
         if isinstance(error, HeadwaterError):
             return error
+        if (limit := limit_reached(error, f"the destination was in {self.what}")) is not None:
+            return limit
         return DestinationError(
             f"the destination failed in {self.what}",
             detail=said_by(error),

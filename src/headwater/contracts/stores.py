@@ -11,12 +11,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from threading import Event
 from typing import Any
 
 from headwater.errors import StoreError
 from headwater.lsn import CommitLsn, EndLsn
 from headwater.schema.table import SnapshotId, TableId, TableSchema
 from headwater.states import TableState
+from headwater.wire.settings import ConnectSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,21 @@ class SchemaStore(ABC):
 
 class StateStore(ABC):
     """Table states, durable progress and destination metadata."""
+
+    def interrupt_with(self, stop: Event) -> None:  # noqa: B027 - optional
+        """Called once before `start`. Once `stop` is set the run is ending, and a call that waits for a server that says nothing
+        should give up within seconds, with StoreUnavailable. May be left out by a store that never waits."""
+
+    def is_in(self, source: ConnectSettings) -> bool:
+        """Whether what is recorded goes into the source database itself. Called at start, before `start`: only then must the
+        source be a server that can be written, and its role be allowed to create the namespace `headwater`."""
+        return False
+
+    def start(self) -> None:  # noqa: B027 - optional
+        """Called once before any other call of a run: migrations and connections belong here."""
+
+    def close(self) -> None:  # noqa: B027 - optional
+        """Called once after the last call of a run, also of one that failed to start."""
 
     def begin_run(self, token: str) -> None:  # noqa: B027 - optional
         """This object writes for the run `token` from here on, and no earlier run writes any more.
@@ -267,13 +284,7 @@ class DestinationStore(SchemaStore, StateStore, ABC):
 
 
 class PipelineStore(DestinationStore, TableStateLifecycleStore, ABC):
-    """What the pipeline needs: all three contracts. A custom store derives from this one."""
-
-    def start(self) -> None:
-        """Called once before any other call of a run: migrations and connections belong here."""
-
-    def close(self) -> None:
-        """Called once after the last call of a run."""
+    """What the pipeline needs: all three contracts. A custom store derives from this one, or from each of the three."""
 
 
 def metadata_to_json(metadata: DestinationTableMetadata) -> dict[str, Any]:

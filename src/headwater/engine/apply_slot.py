@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from headwater.engine.bell import Bell
 from headwater.engine.lineage import StandbyTimeline, record_lineage, slot_position, slot_verdict
 from headwater.engine.run import Run
-from headwater.engine.slot_stream import SlotStream, StreamOptions
+from headwater.engine.slot_stream import SilenceLimit, SlotStream, StreamOptions
+from headwater.engine.wake_up import WakeUp
 from headwater.errors import Retry, SlotError
 from headwater.lsn import EndLsn
 from headwater.source.session import connect
@@ -20,14 +20,15 @@ from headwater.wire.connection import WireConnection
 class ApplySlot:
     """Used by the apply worker's thread. Streams are the caller's to close."""
 
-    def __init__(self, run: Run, start: EndLsn, bell: Bell) -> None:
+    def __init__(self, run: Run, start: EndLsn, wake_up: WakeUp) -> None:
         self.confirmed = start
         """Everything before it is durable and recorded, or concerns nobody; on another timeline `open` finds it anew."""
         self._run = run
-        self._bell = bell
+        self._wake_up = wake_up
         self._name = apply_slot_name(run.config.id)
         self._settings = replace(run.settings, application_name=self._name)
         self._lineage = run.store.get_lineage()
+        self._silence = SilenceLimit()
         self._standby = StandbyTimeline(run) if run.server.in_recovery else None
 
     def close(self) -> None:
@@ -62,7 +63,7 @@ class ApplySlot:
         with connect(self._run.settings) as admin:
             if self._lineage is not None:
                 # First of all: what is handed over after the verdict has seen the states is to be of the new timeline.
-                self._run.board.timeline = history.timeline
+                self._run.table_states.timeline = history.timeline
                 slot_verdict(self._run, admin, history)
                 # What we confirmed beyond what is on record held nothing for us, and may not be there on a new timeline.
                 self.confirmed = slot_position(self._run, admin)
@@ -71,7 +72,10 @@ class ApplySlot:
 
     def _start(self, connection: WireConnection, options: StreamOptions) -> SlotStream:
         try:
-            return SlotStream(connection, self._name, self.confirmed, options, self._bell)
+            options = self._silence.next(self.confirmed, options)
+            leaves = self._run.lock.is_out_of_reach
+            stream = SlotStream(connection, self._name, self.confirmed, options, self._wake_up, leaves)
+            return self._silence.begun(stream, self.confirmed)
         except SlotError as error:
             if error.retry is not Retry.TIMED:
                 self._raise_why()

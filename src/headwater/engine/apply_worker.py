@@ -17,15 +17,15 @@ from types import MappingProxyType
 from headwater.contracts.results import PendingResult, WriteEventsResult
 from headwater.contracts.stores import APPLY
 from headwater.engine.apply_slot import ApplySlot
-from headwater.engine.bell import Bell
-from headwater.engine.board import Board
-from headwater.engine.calls import call
+from headwater.engine.destination_calls import call
 from headwater.engine.hand_off_pause import HandOffPause
 from headwater.engine.ownership import ApplyOwnership, TextNeeded
 from headwater.engine.read_on import may_read_on, reads_until
 from headwater.engine.retry import Attempts, raise_if_not_the_tables_own, retrying, waits
 from headwater.engine.run import Run
 from headwater.engine.slot_stream import SlotStream
+from headwater.engine.table_states import TableStates
+from headwater.engine.wake_up import WakeUp
 from headwater.errors import (
     HeadwaterError,
     Meaning,
@@ -38,17 +38,18 @@ from headwater.errors import (
     passes,
 )
 from headwater.events import EventBatch
+from headwater.limits import naming_limits
 from headwater.lsn import ZERO, EndLsn
 from headwater.schema.table import TableId
 from headwater.source.publication import publication_facts
 from headwater.source.session import connect
 from headwater.source.slots import advance_slot, apply_slot_name
 from headwater.states import INIT, READY, Actor, Phase, TableState, catchup
+from headwater.wire.messages import EPOCH_2000_SECONDS
 
 log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.25
-_EPOCH_2000_SECONDS = 946_684_800
 _INTERNAL = "XX"
 _INTERNAL_ERRORS = 5
 
@@ -75,8 +76,8 @@ class ApplyWorker:
 
     def __init__(self, run: Run, start: EndLsn) -> None:
         self._run_ = run
-        self._bell = Bell()
-        self._slot = ApplySlot(run, start, self._bell)
+        self._wake_up = WakeUp()
+        self._slot = ApplySlot(run, start, self._wake_up)
         self._ownership = ApplyOwnership(run)
         self._position = start
         """Everything before it was handed to the destination or concerns nobody."""
@@ -93,13 +94,14 @@ class ApplyWorker:
         self._reported = (0, 0)
         self._internal_errors = 0
         """Without progress in between."""
-        self._pause = HandOffPause(run.board, run.progress)
+        self._pause = HandOffPause(run.table_states, run.progress)
 
     def wake(self) -> None:
-        self._bell.ring()
+        self._wake_up.notify()
 
     def run(self) -> None:
-        self._run_.board.listen(self.wake)
+        self._run_.table_states.listen(self.wake)
+        self._report()
         try:
             while not self._run_.stop.is_set():
                 self._step()
@@ -114,18 +116,8 @@ class ApplyWorker:
 
     def _step(self) -> None:
         try:
-            if self._stream is None:
-                self._connect()
-            self._bell.wait(_LOOK_SECONDS)
-            self._take_in()
-            self._finish_write()
-            self._take_over()
-            begun = self._begin_write()
-            # Beside a write of ours, or when there is nothing to write: then the wait for theirs holds nobody up, or hardly.
-            if begun or (self._write is None and not self._is_due()):
-                self._answer()
-            self._confirm_idle()
-            self._report()
+            with naming_limits("following the slot"):
+                self._advance()
         except TextNeeded as reason:
             log.info("following the slot in text form from now on: %s", reason)
             self._ownership.binary = False
@@ -138,6 +130,20 @@ class ApplyWorker:
                 raise
             # Always with a new connection: whatever was sealed and not handed on comes again.
             self._wait_and_reconnect(error)
+
+    def _advance(self) -> None:
+        if self._stream is None:
+            self._connect()
+        self._wake_up.wait(_LOOK_SECONDS)
+        self._take_in()
+        self._finish_write()
+        self._take_over()
+        begun = self._begin_write()
+        # Beside a write of ours, or when there is nothing to write: then the wait for theirs holds nobody up, or hardly.
+        if begun or (self._write is None and not self._is_due()):
+            self._answer()
+        self._confirm_idle()
+        self._report()
 
     # Connection
 
@@ -190,7 +196,7 @@ class ApplyWorker:
                     error.message,
                 )
                 # States first: interrupted after any step, the next run copies everything.
-                self._move_all(dict.fromkeys(run.board.in_phase(Phase.READY, Phase.SYNC_DONE), INIT))
+                self._move_all(dict.fromkeys(run.table_states.in_phase(Phase.READY, Phase.SYNC_DONE), INIT))
                 run.require_lock()
                 position = advance_slot(admin, apply_slot_name(run.config.id))
         except HeadwaterError as trouble:
@@ -243,9 +249,9 @@ class ApplyWorker:
 
     def _cut(self) -> EventBatch | None:
         """Seal a batch. Whoever takes a table from us meanwhile finds it either left out or marked as being written."""
-        with self._run_.board.deciding:
+        with self._run_.table_states.deciding:
             batch = self._seal()
-            self._run_.board.writing(batch.tables if batch is not None else ())
+            self._run_.table_states.writing(batch.tables if batch is not None else ())
             return batch
 
     def _seal(self) -> EventBatch | None:
@@ -265,15 +271,15 @@ class ApplyWorker:
         self._ownership.check_leaves(changes.leaves)
         if changes.leaves:
             # Before anything of this batch is: once progress is past them, nothing else would tell of a leaf that is gone.
-            self._until_recorded("partitions", lambda: self._run_.board.leaves_told(changes.leaves))
+            self._until_recorded("partitions", lambda: self._run_.table_states.leaves_told(changes.leaves))
         self._run_.told.note(changes)
         self._run_.told.passed(self._position)
         batch, changed = EventBatch.of(changes), self._ownership.take_changed()
         # Recorded before the batch is: once progress is past the change of schema, nothing else would bring the table back.
-        for table in changed & self._run_.board.in_phase(Phase.READY, Phase.SYNC_DONE).keys():
+        for table in changed & self._run_.table_states.in_phase(Phase.READY, Phase.SYNC_DONE).keys():
             log.warning(
                 "table %s is copied again: its columns, name or identity changed in the stream",
-                self._run_.board.name(table),
+                self._run_.table_states.name(table),
             )
             self._move_all({table: INIT})
         # What came before the change is in the new copy as well; writing it now would meet that copy's own writes.
@@ -289,7 +295,7 @@ class ApplyWorker:
             self._run_.deadline_seconds,
         )
         self._write = _Write(batch, pending, time.monotonic(), read_on=read_on)
-        pending.on_done(self._bell.ring)
+        pending.on_done(self._wake_up.notify)
 
     def _finish_write(self) -> None:
         write = self._write
@@ -319,8 +325,8 @@ class ApplyWorker:
             self._fail_table(table, trouble)
         self._record(write.batch.end_lsn)
         self._confirm(write.batch.end_lsn)
-        self._run_.board.writing(())
-        newest = float(write.batch.transactions.commit_time_us[-1]) / 1e6 + _EPOCH_2000_SECONDS
+        self._run_.table_states.writing(())
+        newest = float(write.batch.transactions.commit_time_us[-1]) / 1e6 + EPOCH_2000_SECONDS
         seconds = time.monotonic() - write.started
         self._run_.progress.batch_applied(write.batch.change_count, len(write.batch.tables), seconds, newest)
 
@@ -333,7 +339,7 @@ class ApplyWorker:
         if not reads or write.gave_up or not may_read_on(write.batch, write.read_on, self._run_.config.batch):
             return False
         write.reads_on_until = reads_until(reads)
-        names = ", ".join(str(self._run_.board.name(table)) for table in reads)
+        names = ", ".join(str(self._run_.table_states.name(table)) for table in reads)
         log.info("reading on to %s for values of %s that were not sent", write.reads_on_until, names)
         return True
 
@@ -346,17 +352,17 @@ class ApplyWorker:
             is_full = decoder.has_transactions and decoder.buffered_bytes >= self._run_.config.batch.max_bytes
             if is_full or self._run_.memory.is_short:
                 write.reads_on_until, write.gave_up = None, True
-                self._bell.ring()
+                self._wake_up.notify()
             elif time.monotonic() - self._asked_at > _LOOK_SECONDS:
                 self._asked_at = time.monotonic()
                 self._stream.request_reply()
             return
-        board = self._run_.board
-        with board.deciding:
+        table_states = self._run_.table_states
+        with table_states.deciding:
             followed = self._cut()
             joined = write.batch if followed is None else write.batch.then(followed)
-            joined = joined.without(joined.tables.keys() - board.in_phase(Phase.READY, Phase.SYNC_DONE).keys())
-            board.writing(joined.tables)
+            joined = joined.without(joined.tables.keys() - table_states.in_phase(Phase.READY, Phase.SYNC_DONE).keys())
+            table_states.writing(joined.tables)
         self._hand_to_destination(joined.read_on(write.pending.reads, whole_until), read_on=write.read_on + 1)
 
     def _retry_write(self, write: _Write, error: HeadwaterError) -> None:
@@ -373,18 +379,20 @@ class ApplyWorker:
     def _fail_table(self, table: TableId, error: HeadwaterError) -> None:
         run = self._run_
         error = error.for_table(table)
-        log.error("table %s: %s", run.board.name(table), error)
-        run.progress.error(f"{run.board.name(table)}: {error}")
-        with run.board.deciding:
+        log.error("table %s: %s", run.table_states.name(table), error)
+        run.progress.error(f"{run.table_states.name(table)}: {error}")
+        with run.table_states.deciding:
             # One that is to be copied again, or left while its batch was written, is no longer ours: it needs no error.
-            if table in run.board.in_phase(Phase.READY, Phase.SYNC_DONE):
-                self._until_recorded("a table's error", lambda: run.board.fail(table, error, run.config, Actor.APPLY))
+            if table in run.table_states.in_phase(Phase.READY, Phase.SYNC_DONE):
+                self._until_recorded(
+                    "a table's error", lambda: run.table_states.fail(table, error, run.config, Actor.APPLY)
+                )
 
     def _move_all(
         self, states: Mapping[TableId, TableState], only_from: Mapping[TableId, TableState] = MappingProxyType({})
     ) -> None:
         def move() -> None:
-            self._run_.board.move_all(states, Actor.APPLY, only_from=only_from)
+            self._run_.table_states.move_all(states, Actor.APPLY, only_from=only_from)
 
         self._until_recorded("table states", move)
 
@@ -415,7 +423,7 @@ class ApplyWorker:
         self._report()
 
     def _report(self) -> None:
-        """Also while nothing can be confirmed: what was received and is not written yet is the lag."""
+        """Also while nothing can be confirmed. How far the server is beyond what was received is asked for elsewhere."""
         received, confirmed = self._decoder.received_position.value, self._slot.confirmed.value
         if (received, confirmed) != self._reported:
             self._reported = received, confirmed
@@ -437,19 +445,19 @@ class ApplyWorker:
 
     def _answer(self) -> None:
         """Tell tables that wait for their turn how far we are: no further batch is begun until they have come as far."""
-        board = self._run_.board
-        if not self._is_fresh_for(board.in_phase(Phase.SYNC_WAIT)):
+        table_states = self._run_.table_states
+        if not self._is_fresh_for(table_states.in_phase(Phase.SYNC_WAIT)):
             return
-        with board.deciding:
-            asking = board.in_phase(Phase.SYNC_WAIT)
-            if asking and board.stream_needed_from(asking) <= self._began:
+        with table_states.deciding:
+            asking = table_states.in_phase(Phase.SYNC_WAIT)
+            if asking and table_states.stream_needed_from(asking) <= self._began:
                 # Their workers may fail at this very moment: a Catchup that nobody works at would hold all tables up for ever.
-                board.move_all(dict.fromkeys(asking, catchup(self._position)), Actor.APPLY, only_from=asking)
+                table_states.move_all(dict.fromkeys(asking, catchup(self._position)), Actor.APPLY, only_from=asking)
             self._pause.look(due=False)
 
     def _is_fresh_for(self, asking: Collection[TableId]) -> bool:
         """Whether the stream began late enough for the tables that ask; if not, it is begun again as soon as it may be."""
-        needed = self._run_.board.stream_needed_from(asking)
+        needed = self._run_.table_states.stream_needed_from(asking)
         if needed <= self._began:
             return True
         if self._slot.confirmed >= needed:
@@ -465,12 +473,12 @@ class ApplyWorker:
 
     def _take_over(self) -> None:
         """From those whose copy has come as far as we have."""
-        with self._run_.board.deciding:
+        with self._run_.table_states.deciding:
             self._pause.look(due=self._write is None and self._is_due())
-            self._take_over_decided(self._run_.board)
+            self._take_over_decided(self._run_.table_states)
 
-    def _take_over_decided(self, board: Board) -> None:
-        handed = board.in_phase(Phase.SYNC_DONE)
+    def _take_over_decided(self, table_states: TableStates) -> None:
+        handed = table_states.in_phase(Phase.SYNC_DONE)
         reached = {table: state for table, state in handed.items() if self._slot.confirmed >= (state.lsn or ZERO)}
         if reached:
             # Ready forgets where the table was handed over. An idle position is confirmed without being recorded, and
@@ -479,7 +487,7 @@ class ApplyWorker:
                 self._record(self._slot.confirmed)
             self._move_all(dict.fromkeys(reached, READY), only_from=reached)
             for table in reached:
-                board.succeeded(table)
+                table_states.succeeded(table)
         waits = len(handed) > len(reached)
         if waits and self._stream is not None and time.monotonic() - self._asked_at > _LOOK_SECONDS:
             # Without traffic the server says how far it is only when asked.
@@ -496,7 +504,7 @@ class ApplyWorker:
         with suppress(ShutdownRequested, TextNeeded):
             self._await_write()
             # A batch that failed and was to be tried again after a pause: nothing behind it may be recorded.
-            if self._position > self._slot.confirmed or self._run_.board.in_phase(Phase.CATCHUP):
+            if self._position > self._slot.confirmed or self._run_.table_states.in_phase(Phase.CATCHUP):
                 return
             batch = self._cut()
             if batch is not None and batch.tables:
@@ -508,9 +516,9 @@ class ApplyWorker:
             if self._write.reads_on_until is not None:
                 # Nothing more is read: it comes again with the next connection, and what follows it as well.
                 self._write = None
-                self._run_.board.writing(())
+                self._run_.table_states.writing(())
                 return
             if self._write.again_at is not None:
                 self._run_.raise_if_stopped()
-            self._bell.wait(_LOOK_SECONDS)
+            self._wake_up.wait(_LOOK_SECONDS)
             self._finish_write()

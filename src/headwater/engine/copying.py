@@ -20,6 +20,7 @@ from headwater.source.copy_plan import CopyPlan, SmallTable
 from headwater.source.copy_read import copy_batches
 from headwater.source.publication import PublishedTable
 from headwater.spark.copy_source import copy_dataframe
+from headwater.spark.session import SCHEDULING_POOL
 from headwater.spark.small_tables import HeldRows
 from headwater.wire.settings import ConnectSettings
 
@@ -57,7 +58,7 @@ class TableCopy:
 
     def rows(self, start: EndLsn) -> TableRows:
         """For the destination, as a copy with a name of its own."""
-        state = self._run.board.get(self._table.id)
+        state = self._run.table_states.get(self._table.id)
         take_over = state is not None and state.take_over
         return TableRows(uuid.uuid4().hex, start, self._dataframe, self._batches, take_over=take_over)
 
@@ -104,16 +105,18 @@ class TableCopy:
 
 
 def tagged(spark: SparkSession | None, tag: str, work: Callable[[], None]) -> None:
-    """Do the work with its Spark jobs tagged, and in the copies' scheduling pool, so that changes get their turn."""
+    """Do the work with its Spark jobs tagged, and in a scheduling pool of their own: pools share the cores fairly, so changes of
+    other tables and other copies get their turn, and within a pool jobs wait for each other."""
     if spark is None:
         work()
         return
     context = spark.sparkContext
     context.addJobTag(tag)
-    context.setLocalProperty("spark.scheduler.pool", "copy")
+    context.setLocalProperty(SCHEDULING_POOL, tag)
     try:
         work()
     finally:
+        context.setLocalProperty(SCHEDULING_POOL, None)  # type: ignore[arg-type]
         context.removeJobTag(tag)
 
 

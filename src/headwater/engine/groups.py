@@ -6,6 +6,7 @@ table has a worker to itself, and so has one that is suspected of keeping others
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Container, Iterable
 
 from headwater.schema.table import TableId
@@ -20,19 +21,27 @@ HELD_BYTES = 64 << 20
 """What a group may hold in memory. Rows in columns take about the room they take in the heap; but TOAST is compressed."""
 
 
-def form_groups(tables: Iterable[PublishedTable], alone: Container[TableId] = ()) -> list[tuple[PublishedTable, ...]]:
-    """Large tables and those in `alone` by themselves, the others in groups; what takes longest first."""
+def form_groups(
+    tables: Iterable[PublishedTable], alone: Container[TableId] = (), most_relations: int | None = None
+) -> list[tuple[PublishedTable, ...]]:
+    """Large tables and those in `alone` by themselves, the others in groups; what takes longest first.
+
+    The tables of a group are locked together, with their partitions: no more than `most_relations` of them.
+    """
     single: list[tuple[PublishedTable, ...]] = []
     groups: list[list[PublishedTable]] = []
-    filled = 0
+    filled = relations = 0
+    most = most_relations if most_relations is not None else sys.maxsize
     for table in sorted(tables, key=lambda table: (table.relation_bytes, table.id)):
-        if table.id in alone or table.relation_bytes > SMALL_TABLE_BYTES:
+        if table.id in alone or table.relation_bytes > SMALL_TABLE_BYTES or table.relation_count > most:
             single.append((table,))
             continue
-        if not groups or len(groups[-1]) >= GROUP_TABLES or filled + table.relation_bytes > GROUP_BYTES:
+        is_full = filled + table.relation_bytes > GROUP_BYTES or relations + table.relation_count > most
+        if not groups or len(groups[-1]) >= GROUP_TABLES or is_full:
             groups.append([])
-            filled = 0
+            filled = relations = 0
         groups[-1].append(table)
         filled += table.relation_bytes
+        relations += table.relation_count
     units = [*single, *(tuple(group) for group in groups)]
     return sorted(units, key=lambda unit: -sum(table.relation_bytes for table in unit))

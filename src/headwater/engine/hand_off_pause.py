@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from headwater.engine.board import Board
+from headwater.engine.table_states import TableStates
 from headwater.observability.progress import Progress
 from headwater.states import Phase
 
@@ -12,20 +12,20 @@ from headwater.states import Phase
 class HandOffPause:
     """Used by the apply worker's thread."""
 
-    def __init__(self, board: Board, progress: Progress) -> None:
-        self._board = board
+    def __init__(self, table_states: TableStates, progress: Progress) -> None:
+        self._table_states = table_states
         self._progress = progress
         self.lasts = False
         self._held_up_since: float | None = None
 
     def look(self, *, due: bool) -> None:
         """`due` says that a batch would be begun now, were it not for the hand-off: from then on it holds changes up."""
-        waiting = self._board.in_phase(Phase.CATCHUP)
+        waiting = self._table_states.in_phase(Phase.CATCHUP)
         if waiting:
             self.lasts = True
-            if due and self._held_up_since is None and self._board.in_phase(Phase.READY, Phase.SYNC_DONE):
+            if due and self._held_up_since is None and self._table_states.in_phase(Phase.READY, Phase.SYNC_DONE):
                 self._held_up_since = time.monotonic()
-                names = sorted(self._board.name(table) for table in waiting)
+                names = sorted(self._table_states.name(table) for table in waiting)
                 more = f" and {len(names) - 3} more" if len(names) > 3 else ""
                 self._progress.waiting(f"the copy of {', '.join(names[:3])}{more} to catch up")
         elif self.lasts:

@@ -1,8 +1,8 @@
 """A sign of life in the WAL, at an interval that the user chose: for servers whose keepalives alone do not move a slot.
 
 A transactional message, so that the stream carries a commit of our own: its end is a position to confirm, like that of any
-transaction without a change for us. It makes no lake commit and no store write (invariant 9). Used by the supervising
-thread alone. It never stops a pipeline: what fails is logged and tried again at the next beat.
+transaction without a change for us. It makes no lake commit and no store write (invariant 9). Used by a thread of its own,
+alone. It never stops a pipeline: what fails is logged and tried again at the next beat.
 """
 
 from __future__ import annotations
@@ -50,7 +50,11 @@ class Heartbeat:
         if self._connection is None or self._connection.closed:
             name = f"headwater_heartbeat_{self._run.config.id}"
             self._connection = connect(
-                self._run.settings, application_name=name, tcp_user_timeout_seconds=_NOTICE_SECONDS
+                self._run.settings,
+                application_name=name,
+                tcp_user_timeout_seconds=_NOTICE_SECONDS,
+                longest_seconds=self._run.settings.answer_timeout_seconds,
+                writes=True,
             )
             # Nobody relies on a beat: it must not wait for a synchronous standby that is away.
             self._connection.execute("SET synchronous_commit = off")

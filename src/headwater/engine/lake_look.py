@@ -20,7 +20,7 @@ def look_at_destination(run: Run) -> None:
     By its error's own policy: a destination that lost something, or was set back, is for a person to judge (invariant 5). It
     may be a disk that is not mounted.
     """
-    tables = list(run.board.in_phase(Phase.READY, Phase.SYNC_DONE))
+    tables = list(run.table_states.in_phase(Phase.READY, Phase.SYNC_DONE))
     found = retrying(
         "looking at the destination's tables",
         lambda: run.destination.missing_tables(tables),
@@ -29,7 +29,7 @@ def look_at_destination(run: Run) -> None:
         again=waits,
     )
     for table, error in found.items():
-        name = run.board.name(table)
+        name = run.table_states.name(table)
         log.error("table %s: %s", name, error)
         run.progress.error(f"{name}: {error}")
-        run.board.fail(table, error.for_table(table), run.config, Actor.APPLY)
+        run.table_states.fail(table, error.for_table(table), run.config, Actor.PIPELINE)

@@ -72,7 +72,7 @@ def slot_position(run: Run, connection: Connection) -> EndLsn:
 
 def record_lineage(run: Run, history: ServerHistory) -> None:
     """Before a position of it is recorded or confirmed."""
-    run.board.timeline = history.timeline
+    run.table_states.timeline = history.timeline
     before = run.store.get_lineage()
     if before == history.lineage:
         return

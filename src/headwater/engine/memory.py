@@ -90,7 +90,6 @@ class MemoryMonitor:
         self._short = threading.Event()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="headwater-memory", daemon=True)
-        self.highest_ratio = 0.0
 
     @property
     def is_short(self) -> bool:
@@ -111,7 +110,6 @@ class MemoryMonitor:
         limits, ratio = self._limits, memory.used_ratio
         if limits is None:
             return
-        self.highest_ratio = max(self.highest_ratio, ratio)
         if ratio >= limits.activate and not self.is_short:
             self._short.set()
             log.warning(

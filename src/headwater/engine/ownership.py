@@ -62,7 +62,7 @@ class ApplyOwnership:
         return changed
 
     def _from(self, table_id: TableId) -> EndLsn | None:
-        state = self._run.board.get(table_id)
+        state = self._run.table_states.get(table_id)
         if state is None:
             return None
         if state.phase is Phase.READY:

@@ -1,6 +1,7 @@
 """The pipeline: what a user starts, waits for and shuts down.
 
-One thread supervises: it starts table sync workers, watches the lock, the JVM and every worker, and ends the run in order.
+One thread supervises: it watches the JVM and every worker, and ends the run in order. It waits for no server: what asks one
+(the catalog and the table sync workers to start, the heartbeat, the lock) has a thread of its own.
 One run of a pipeline at a time, by a session advisory lock held for the whole run (invariant 6).
 """
 
@@ -11,26 +12,37 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from headwater.config.pipeline import InvalidatedSlotBehavior, PipelineConfig
 from headwater.contracts.destination import Destination, RunContext
 from headwater.contracts.stores import PipelineStore
 from headwater.engine.apply_worker import ApplyWorker
-from headwater.engine.board import Board
 from headwater.engine.heartbeat import Heartbeat
 from headwater.engine.lake_look import look_at_destination
 from headwater.engine.memory import MemoryMonitor, spool, stream_budget
-from headwater.engine.opening import open_slot, settle_states
+from headwater.engine.publication_watch import PublicationWatch
+from headwater.engine.resume import open_slot, settle_states
 from headwater.engine.retry import retrying, waits
 from headwater.engine.run import Run
 from headwater.engine.run_lock import VERIFY_SECONDS, RunLock
+from headwater.engine.side_thread import LEAVE_SECONDS, SideThread, aside, join_if_started, start_when_possible
 from headwater.engine.source_rows import SourceRows
 from headwater.engine.stop import Stop
-from headwater.engine.tables import TableSyncPool
-from headwater.engine.watch import Watch
-from headwater.errors import HeadwaterError, Meaning, SparkLost, meaning, said_by, show_values, where_raised
+from headwater.engine.sync_pool import TableSyncPool
+from headwater.engine.table_states import TableStates
+from headwater.errors import (
+    HeadwaterError,
+    Meaning,
+    PipelineLocked,
+    SparkLost,
+    meaning,
+    said_by,
+    show_values,
+    where_raised,
+)
+from headwater.limits import limit_reached, naming_limits
 from headwater.observability.progress import Progress
 from headwater.source.catalog_look import CatalogLooks
 from headwater.source.lock import PipelineLock
@@ -47,6 +59,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LEAVE_SECONDS = 0.25
+_LOOK_SECONDS = 0.25
 _PATIENCE_SECONDS = 20.0
 """How long table sync workers may take to stop. One that waits for a lock of somebody else's has nothing to finish."""
 
@@ -57,7 +70,7 @@ class _Parts:
 
     worker: ApplyWorker
     pool: TableSyncPool
-    watch: Watch
+    watch: PublicationWatch
     heartbeat: Heartbeat
 
 
@@ -79,9 +92,10 @@ class Pipeline:
         self._store = store
         self._destination = destination
         self._spark = spark
-        self._settings = config.pg_connection.connect_settings(f"headwater_{config.id}")
         self._memory = MemoryMonitor(config.memory_backpressure, config.memory_refresh_interval_ms / 1000)
         self._stop = Stop()
+        # Sessions that are silent are not waited for once the run is to end.
+        self._settings = replace(config.pg_connection.connect_settings(f"headwater_{config.id}"), interrupt=self._stop)
         self._round = self._stop.part()
         """The stop of what was opened last: a slot that was lost ends a round, and another may begin."""
         self._lost: LineageLost | None = None
@@ -91,32 +105,51 @@ class Pipeline:
         self._destination_started = False
         self._system_identifier = ""
         self._run_token = uuid.uuid4().hex
-        self._lock = RunLock(PipelineLock(self._settings, config.id), store, self._run_token)
-        self._board: Board | None = None
+        self._lock = RunLock(
+            PipelineLock(self._settings, config.id),
+            store,
+            self._run_token,
+            seen=lambda position: self.progress.server_at(position.value),
+        )
+        self._table_states: TableStates | None = None
 
     @property
     def stopped(self) -> bool:
         return self._ended.is_set()
 
     def start(self) -> None:
-        """Check everything, then start the workers. Raises with all findings at once if the source is not ready."""
+        """Check everything, then start the workers. Raises with all findings at once if the source is not ready.
+
+        A `shutdown` meanwhile ends it soon and without an error; `wait` returns at once then.
+        """
         if self._thread is not None:
             raise HeadwaterError(
                 f"pipeline {self.config.id} was started before",
                 hint="Make a new Pipeline object for another run.",
             )
         show_values(self.config.show_values_in_errors)
-        self._lock.acquire()
+        self._store.interrupt_with(self._stop)
         try:
-            self._memory.start()
-            parts = self._open()
-        except BaseException:
+            self._lock.acquire()
+            with naming_limits("starting the pipeline"):
+                self._memory.start()
+                parts = self._open()
+        except BaseException as error:
             self._close()
+            if isinstance(error, HeadwaterError) and self._stop.is_set() and not isinstance(error, PipelineLocked):
+                log.info("stopped while starting: %s", error.summary)
+                self._ended.set()
+                return
             raise
         self._thread = threading.Thread(
             target=self._supervise, args=(parts,), name=f"headwater-pipeline-{self.config.id}", daemon=True
         )
-        self._thread.start()
+        try:
+            with naming_limits("starting the pipeline"):
+                self._thread.start()
+        except HeadwaterError:
+            self._close()
+            raise
 
     def wait(self, timeout_seconds: float | None = None) -> bool:
         """Wait until the run has ended; raise what ended it. False if the timeout passed first."""
@@ -136,23 +169,24 @@ class Pipeline:
     def _open(self) -> _Parts:
         config = self.config
         self._round = self._stop.part()
-        with connect(self._settings) as connection:
-            for finding in check_source(connection, config, store_in_source=config.store_pg_connection is None):
-                log.warning("%s", finding)
+        settings = replace(self._settings, interrupt=self._round)
+        with connect(settings) as connection:
+            for finding in check_source(connection, config, store_in_source=self._store.is_in(self._settings)):
+                log.warning("%s\ndetail: %s\nhint: %s", finding.message, finding.detail, finding.hint)
             server = server_facts(connection)
             self._store.start()
             self._lock.begin()
             for load in ("load_table_states", "load_table_schemas", "load_destination_tables_metadata"):
                 getattr(self._store, load)()
-            board = Board(self._store, self.progress)
+            table_states = TableStates(self._store, self.progress)
             run = Run(
                 config,
-                self._settings,
+                settings,
                 self._store,
                 self._destination,
                 self._spark,
                 self.progress,
-                board,
+                table_states,
                 server,
                 self._memory,
                 spool(config.batch),
@@ -169,12 +203,12 @@ class Pipeline:
             settle_states(run, connection, tables, look)
         look_at_destination(run)
         pool = TableSyncPool(run, tables, self._fail)
-        return _Parts(ApplyWorker(run, start), pool, Watch(run, pool, looks, look), Heartbeat(run))
+        return _Parts(ApplyWorker(run, start), pool, PublicationWatch(run, pool, looks, look), Heartbeat(run))
 
     def _start_destination(self, run: Run) -> None:
         """Once a run, which belongs to one cluster."""
         system_identifier = run.server.system_identifier
-        self._board = run.board
+        self._table_states = run.table_states
         if not self._destination_started:
             context = RunContext(
                 self.config.id,
@@ -182,7 +216,7 @@ class Pipeline:
                 SourceRows(self._settings).read,
                 database_oid=run.server.database_oid,
                 run_token=self._run_token,
-                timeline=lambda: self._board.timeline if self._board is not None else None,
+                timeline=lambda: self._table_states.timeline if self._table_states is not None else None,
             )
             self._destination.start(context)
             self._destination_started = True
@@ -192,6 +226,11 @@ class Pipeline:
 
     def _supervise(self, opened: _Parts) -> None:
         parts: _Parts | None = opened
+        closing = threading.Event()
+        verifying = SideThread(
+            "headwater-lock", self._verify_lock, lambda: closing.wait(VERIFY_SECONDS), closing, self._side_failed
+        )
+        verifying.start()
         try:
             while parts is not None:
                 self._run_round(parts)
@@ -201,6 +240,8 @@ class Pipeline:
             self._fail(_as_headwater(error))
         finally:
             try:
+                closing.set()
+                verifying.join()
                 self._close()
             finally:
                 self._ended.set()
@@ -234,30 +275,54 @@ class Pipeline:
     def _run_round(self, parts: _Parts) -> None:
         worker, pool = parts.worker, parts.pool
         apply_thread = threading.Thread(target=self._run_apply, args=(worker,), name="headwater-apply", daemon=True)
-        apply_thread.start()
-        watched = 0.0
+        sides = self._sides(parts)
+        start_when_possible(apply_thread, self._round)
+        for side in sides:
+            side.start()
         try:
-            while not self._round.is_set():
-                parts.watch.look_if_due()
-                parts.heartbeat.beat_if_due()
-                self._start_due(pool)
-                if time.monotonic() - watched > VERIFY_SECONDS:
-                    self._watch()
-                    watched = time.monotonic()
-                pool.bell.wait(0.25)
+            while not self._round.wait(VERIFY_SECONDS):
+                self._watch()
         except Exception as error:
             self._fail(_as_headwater(error))
         finally:
             self._round.set()
             worker.wake()
+            pool.wake_up.notify()
             # After a lost JVM nothing of a write can end in order; the threads die with the process.
             lost = isinstance(self._error, SparkLost)
-            apply_thread.join(2.0 if lost else None)
+            join_if_started(apply_thread, 2.0 if lost else None)
+            ended = [side.join(2.0 if lost else LEAVE_SECONDS) for side in sides]
             pool.join(2.0 if lost else _PATIENCE_SECONDS)
-            if self._error is None:
-                parts.watch.settle()
-            parts.watch.close()
-            parts.heartbeat.close()
+            if all(ended):
+                aside("the last look at the catalog", lambda: self._end_looks(parts.watch))
+
+    def _sides(self, parts: _Parts) -> list[SideThread]:
+        def tend() -> None:
+            parts.watch.look_if_due()
+            self._start_due(parts.pool)
+
+        def pause() -> None:
+            parts.pool.wake_up.wait(_LOOK_SECONDS)
+
+        beat, beats = parts.heartbeat.beat_if_due, lambda: self._round.wait(_LOOK_SECONDS)
+        return [
+            SideThread("headwater-tables", tend, pause, self._round, self._side_failed),
+            SideThread(
+                "headwater-heartbeat", beat, beats, self._round, self._side_failed, at_end=parts.heartbeat.close
+            ),
+        ]
+
+    def _end_looks(self, watch: PublicationWatch) -> None:
+        # Without the lock nothing may be recorded, and the server does not answer.
+        if self._error is None and self._lock.is_held:
+            watch.settle()
+        watch.close()
+
+    def _verify_lock(self) -> None:
+        self._lock.verify()
+
+    def _side_failed(self, error: Exception) -> None:
+        self._fail(_as_headwater(error))
 
     def _start_due(self, pool: TableSyncPool) -> None:
         if not self._lock.is_held:
@@ -285,7 +350,6 @@ class Pipeline:
                 detail="lake commits that were under way may or may not have happened",
                 hint="Start the pipeline again; it looks for the watermarks and goes on from there.",
             )
-        self._lock.verify()
 
     def _fail(self, error: HeadwaterError) -> None:
         """The first error is the one that ended the run; whatever follows from it is only logged."""
@@ -307,10 +371,11 @@ class Pipeline:
     def _close(self) -> None:
         if self._destination_started:
             self._destination_started = False
-            self._end("the destination's shutdown", self._destination.shutdown)
-        self._end("closing the store", self._store.close)
-        self._memory.stop()
-        self._end("releasing the pipeline's lock", self._lock.release)
+            self._end("the destination's shutdown", lambda: self._destination.shutdown())
+        # The lock is released on every way out, whatever the store is like.
+        aside("closing the store", lambda: self._store.close())
+        self._end("stopping the memory monitor", self._memory.stop)
+        aside("releasing the lock", self._lock.release)
 
     @staticmethod
     def _end(what: str, work: Callable[[], None]) -> None:
@@ -323,6 +388,8 @@ class Pipeline:
 def _as_headwater(error: Exception) -> HeadwaterError:
     if isinstance(error, HeadwaterError):
         return error
+    if (limit := limit_reached(error, "running the pipeline")) is not None:
+        return limit
     log.error("unexpected failure: %s\n%s", said_by(error), where_raised(error))
     return HeadwaterError(
         "the pipeline failed unexpectedly",

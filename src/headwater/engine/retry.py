@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from headwater.errors import DestinationError, HeadwaterError, Meaning, Retry, meaning, passes
 from headwater.events import EventBatch
+from headwater.limits import naming_limits
 from headwater.observability.progress import Progress
 from headwater.schema.table import TableId
 
@@ -35,9 +36,14 @@ class Backoff:
 
     def next_seconds(self) -> float:
         """Count an attempt and say how long to wait after it: doubled each time, and between half and all of that."""
-        wait = min(self._most, self._first * 2.0 ** min(self.attempts, 32))
+        wait = self.longest_seconds
         self.attempts += 1
         return wait * random.uniform(0.5, 1.0)
+
+    @property
+    def longest_seconds(self) -> float:
+        """What `next_seconds` says at most."""
+        return min(self._most, self._first * 2.0 ** min(self.attempts, 32))
 
     def reset(self) -> None:
         self.attempts = 0
@@ -96,7 +102,8 @@ def retrying(
     try:
         while True:
             try:
-                done = work()
+                with naming_limits(doing):
+                    done = work()
             except HeadwaterError as error:
                 if not again(error):
                     raise

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from headwater.config.pipeline import PipelineConfig
 from headwater.contracts.destination import Destination
 from headwater.contracts.stores import PipelineStore
-from headwater.engine.board import Board
 from headwater.engine.memory import MemoryMonitor
 from headwater.engine.run_lock import RunLock
 from headwater.engine.slot_stream import StreamOptions
 from headwater.engine.stop import Stop
+from headwater.engine.table_states import TableStates
 from headwater.engine.told import StreamTold
 from headwater.errors import ShutdownRequested
 from headwater.observability.progress import Progress
@@ -38,7 +38,7 @@ class Run:
     destination: Destination
     spark: SparkSession | None
     progress: Progress
-    board: Board
+    table_states: TableStates
     server: ServerFacts
     memory: MemoryMonitor
     spool: Spool
@@ -52,6 +52,11 @@ class Run:
         """How long the destination may take to complete a call."""
         milliseconds = self.config.destination_deadline_ms
         return None if milliseconds is None else milliseconds / 1000
+
+    @property
+    def locks_for_a_copy(self) -> int:
+        """How many relations one table sync worker may lock at a time."""
+        return self.server.locks_for(self.config.max_table_sync_workers)
 
     def require_lock(self) -> None:
         """Before each write, record, confirmed position and slot made or dropped: see `RunLock`."""
@@ -73,12 +78,14 @@ class Run:
     def stream_options(self, binary: bool) -> StreamOptions:
         timeout = self.server.wal_sender_timeout_ms / 1000
         interval = min(timeout / 3, _LONGEST_STATUS_INTERVAL_SECONDS) if timeout else _LONGEST_STATUS_INTERVAL_SECONDS
-        return StreamOptions(self.config.publication_name, binary, interval)
+        # A server that was given more time may take it.
+        silence = max(timeout, self.settings.answer_timeout_seconds)
+        return StreamOptions(self.config.publication_name, binary, interval, silence)
 
     def stored_schema(self, table_id: TableId, relation: Relation | None = None) -> ReplicatedTableSchema | None:
         """The schema a table was copied with, and the columns of it that were copied.
 
-        A destination that keeps no metadata leaves the mask to what the stream says.
+        Without metadata of the destination, those that the fingerprint of the copy has: the stream may send fewer by now.
         """
         schema = self.store.get_table_schema(table_id, _NEWEST)
         if schema is None:
@@ -86,6 +93,10 @@ class Run:
         metadata = self.store.get_destination_table_metadata(table_id)
         if metadata is not None:
             return ReplicatedTableSchema(schema, metadata.replication_mask)
+        fingerprint = self.table_states.fingerprint(table_id)
+        if fingerprint is not None:
+            copied = {column.attnum for column in fingerprint.columns if fingerprint.replicates(column)}
+            return ReplicatedTableSchema(schema, tuple(column.attnum in copied for column in schema.columns))
         if relation is None:
             return ReplicatedTableSchema(schema)
         sent = {column.name for column in relation.columns}

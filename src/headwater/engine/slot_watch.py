@@ -8,9 +8,9 @@ import time
 
 from headwater.engine.run import Run
 from headwater.errors import HeadwaterError
-from headwater.source.exported_snapshot import waits_for_each_other
 from headwater.source.session import Connection
 from headwater.source.slot_check import blockers
+from headwater.source.table_lock import waits_for_each_other
 from headwater.wire.connection import WireConnection
 
 log = logging.getLogger(__name__)
@@ -44,21 +44,31 @@ class SlotWatch:
         self.gave_way = False
 
     def run(self, made: threading.Event) -> None:
-        said = time.monotonic()
-        try:
-            while not made.wait(_LOOK_SECONDS):
-                if self._run_.stop.is_set():
-                    self._making.cancel()
-                    return
+        said, sees = time.monotonic(), True
+        while not made.wait(_LOOK_SECONDS):
+            if self._run_.stop.is_set():
+                self._cancel()
+                return
+            if not sees:
+                continue  # a stop is still to be noticed
+            try:
                 if waits_for_each_other(self._admin, self._application_name, self._lock_pid):
                     self.gave_way = True
-                    self._making.cancel()
+                    self._cancel()
                     return
                 if time.monotonic() - said >= _SAY_AFTER_SECONDS:
                     said = time.monotonic()
                     self._say()
+            except HeadwaterError as error:
+                sees = False
+                log.info("%s: nobody can say what its slot waits for: %s", self._what, error.message)
+
+    def _cancel(self) -> None:
+        """A server that does not take it is left by the session itself, soon."""
+        try:
+            self._making.cancel()
         except HeadwaterError as error:
-            log.info("%s: nobody can say what its slot waits for: %s", self._what, error.message)
+            log.info("%s: the making of its slot could not be cancelled: %s", self._what, error.message)
 
     def _say(self) -> None:
         if self._run_.server.in_recovery:

@@ -13,22 +13,22 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from headwater.contracts.results import Result, WriteTableRowsResult
-from headwater.engine.bell import Bell
-from headwater.engine.calls import call
 from headwater.engine.copy_cores import CopyCores, CopyShare
 from headwater.engine.copying import TableCopy, cancel_tagged, tagged
+from headwater.engine.destination_calls import call
 from headwater.engine.groups import HELD_BYTES, SMALL_TABLE_BYTES
 from headwater.engine.retry import waits
 from headwater.engine.run import Run
 from headwater.engine.sync_slot import GaveWay, SyncSlot
 from headwater.engine.sync_tables import SyncTable, SyncTables
+from headwater.engine.wake_up import WakeUp
 from headwater.errors import HeadwaterError, Meaning, Retry, SchemaError, ServerError, meaning
 from headwater.schema.table import ReplicatedTableSchema, SnapshotId, TableId
 from headwater.source.catalog import load_table_schemas
-from headwater.source.exported_snapshot import TableLock, taken_tables, waits_for_each_other
 from headwater.source.leaves import check_unique, identity_of_leaves
 from headwater.source.publication import PublishedTable, published_tables
 from headwater.source.session import Connection, impatient
+from headwater.source.table_lock import TableLock, taken_tables, waits_for_each_other
 from headwater.spark.session import translate
 from headwater.spark.small_tables import NO_ROWS, HeldRows, Outcome, read_in_one_job
 from headwater.states import FINISHED_COPY
@@ -56,7 +56,7 @@ class SyncCopy:
         slot: SyncSlot,
         admin: Connection,
         cores: CopyCores,
-        bell: Bell,
+        wake_up: WakeUp,
     ) -> None:
         self._run = run
         self._tables = tables
@@ -65,7 +65,7 @@ class SyncCopy:
         self._settings = replace(run.settings, application_name=slot.name)
         self._admin = admin
         self._cores = cores
-        self._bell = bell
+        self._wake_up = wake_up
         self._checked = time.monotonic()
 
     def copy(self) -> None:
@@ -75,7 +75,7 @@ class SyncCopy:
             self._read_together()
             self._write()
             return
-        with self._cores.share(alone=len(self._run.board.all()) == 1) as share:
+        with self._cores.share(alone=len(self._run.table_states.all()) == 1) as share:
             self._plan(share)
             self._write()
 
@@ -103,7 +103,7 @@ class SyncCopy:
         publication, ids = self._run.config.publication_name, [table.id for table in self._tables.working]
         try:
             with impatient(self._admin, _CATALOG_SECONDS):
-                published = {table.id: table for table in published_tables(self._admin, publication)}
+                published = {table.id: table for table in published_tables(self._admin, publication, ids)}
                 snapshot_id = SnapshotId(self._slot.start.value)
                 return published, load_table_schemas(self._admin, ids, publication, snapshot_id)
         except ServerError as error:
@@ -130,7 +130,9 @@ class SyncCopy:
             parallelism=min(cores, share.connections),
         )
         # The first copy only: a later one replaces what was followed since, and has to bring all of it.
-        if not run.board.was_copied(table.id) and not run.config.table_sync_copy.copies(str(table.published.name)):
+        if not run.table_states.was_copied(table.id) and not run.config.table_sync_copy.copies(
+            str(table.published.name)
+        ):
             plan = replace(plan, ranges=())
         table.schema = schema
         table.copy = TableCopy(
@@ -143,8 +145,16 @@ class SyncCopy:
             return schema
         identity = identity_of_leaves(table.fingerprint)
         if identity.strict_inserts:
-            check_unique(self._settings, self._slot.exported_snapshot, table.published, identity.key)
+            self._check_unique(table.published, identity.key)
         return ReplicatedTableSchema(replace(schema.table_schema, leaves=identity), schema.replication_mask)
+
+    def _check_unique(self, table: PublishedTable, key: tuple[str, ...]) -> None:
+        try:
+            check_unique(self._settings, self._slot.exported_snapshot, table, key, self._run.locks_for_a_copy)
+        except ServerError as error:
+            if error.sqlstate != _LOCK_NOT_AVAILABLE:
+                raise
+            raise GaveWay(self._tables.what, taken_tables(self._admin, [table.id])) from error
 
     # The rows of small tables
 
@@ -173,7 +183,7 @@ class SyncCopy:
             lambda result: tagged(spark, tag, lambda: _translated(lambda: read(result))),
         )
         try:
-            pending.on_done(self._bell.ring)
+            pending.on_done(self._wake_up.notify)
             self._await(lambda: pending.done)
             pending.raise_if_failed()
         except HeadwaterError as error:
@@ -222,7 +232,7 @@ class SyncCopy:
             lambda result: copy.in_job_group(lambda: write(schema, rows, result)),
             run.deadline_seconds,
         )
-        table.pending.on_done(self._bell.ring)
+        table.pending.on_done(self._wake_up.notify)
         return table
 
     def _finish(self, ended: list[SyncTable]) -> bool:
@@ -250,7 +260,7 @@ class SyncCopy:
     def _await(self, condition: Callable[[], bool]) -> None:
         """Wait with an eye on a stop, on the lock, and on those who wait for it."""
         while not condition():
-            self._bell.wait(_LOOK_SECONDS)
+            self._wake_up.wait(_LOOK_SECONDS)
             self._run.raise_if_stopped()
             for table in self._tables.working:
                 if table.copy is not None and table.is_busy:

@@ -12,7 +12,6 @@ import logging
 import math
 import time
 
-from headwater.engine.bell import Bell
 from headwater.engine.ownership import SyncOwnership, needs_text
 from headwater.engine.read_on import may_read_on, reads_until
 from headwater.engine.retry import Attempts
@@ -21,6 +20,7 @@ from headwater.engine.sync_slot import SyncSlot
 from headwater.engine.sync_stream import SyncStream
 from headwater.engine.sync_tables import SyncTable, SyncTables
 from headwater.engine.sync_write import SyncWrite
+from headwater.engine.wake_up import WakeUp
 from headwater.errors import HeadwaterError, Meaning, StartAgain, ValueOutOfRange, meaning, passes
 from headwater.events import EventBatch
 from headwater.lsn import ZERO, EndLsn
@@ -51,18 +51,20 @@ class GaveUpMeanwhile(StartAgain):
 class SyncFollow:
     """Used by the worker's thread, once. The slot's connection is this one's to close, through `close`."""
 
-    def __init__(self, run: Run, tables: SyncTables, slot: SyncSlot, settings: ConnectSettings, bell: Bell) -> None:
+    def __init__(
+        self, run: Run, tables: SyncTables, slot: SyncSlot, settings: ConnectSettings, wake_up: WakeUp
+    ) -> None:
         self._run = run
         self._tables = tables
-        self._bell = bell
+        self._wake_up = wake_up
         self._write = SyncWrite(run, tables, slot.name)
         schemas = [table.schema for table in tables.working if table.schema is not None]
         self._ownership = SyncOwnership(schemas, slot.start)
         options = run.stream_options(binary=not any(needs_text(schema) for schema in schemas))
-        self._stream = SyncStream(run, slot, settings, tables.what, options, bell)
+        self._stream = SyncStream(run, slot, settings, tables.what, options, wake_up)
         for table in tables.working:
             if table.fingerprint is not None and table.fingerprint.needs_fresh_stream(run.server.version_number):
-                run.board.needs_stream_from(table.id, slot.start)
+                run.table_states.needs_stream_from(table.id, slot.start)
         self._attempts = Attempts(f"following the slot of the copy of {tables.what}", run.progress)
         self._position = slot.start
         """Everything before it was written, or waits in `_unwritten`."""
@@ -97,7 +99,7 @@ class SyncFollow:
                 if not _passes(error):
                     raise
                 self._connect_again(error)
-            self._bell.wait(_LOOK_SECONDS)
+            self._wake_up.wait(_LOOK_SECONDS)
 
     def _go_on(self) -> None:
         self._stream.begin()
@@ -139,7 +141,7 @@ class SyncFollow:
         """Not for long while others wait: an answer that comes meanwhile ends it, and attempts are counted from then on."""
         waited_for, until = self._asked_for() is not None, time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
-            self._bell.wait(min(left, _LOOK_SECONDS))
+            self._wake_up.wait(min(left, _LOOK_SECONDS))
             self._run.raise_if_stopped()
             if not waited_for and self._asked_for() is not None:
                 self._attempts.forget()
@@ -177,11 +179,11 @@ class SyncFollow:
             return
         self._write_out(self._asked)
         if self._position < target or self._has_unwritten(self._asked):
-            self._bell.ring()  # there was too much for one write, or a table waits for more: go on at once
+            self._wake_up.notify()  # there was too much for one write, or a table waits for more: go on at once
             return
         done = [table for table in self._tables.working if table.id in self._asked_states()]
         if done:
-            self._stream.check_timeline(self._run.board.timeline)
+            self._stream.check_timeline(self._run.table_states.timeline)
             self._tables.move(done, sync_done(self._position))
             for table in done:
                 self._tables.end(table)
@@ -190,7 +192,7 @@ class SyncFollow:
         self._confirm()
 
     def _asked_states(self) -> dict[TableId, TableState]:
-        catching_up = self._run.board.in_phase(Phase.CATCHUP)
+        catching_up = self._run.table_states.in_phase(Phase.CATCHUP)
         return {table: catching_up[table] for table in self._asked if table in catching_up}
 
     def _asked_for(self) -> EndLsn | None:
@@ -225,14 +227,14 @@ class SyncFollow:
 
     def _ask(self) -> None:
         self._asked = self._next_to_go()
-        self._run.board.move_all(dict.fromkeys(self._asked, SYNC_WAIT), Actor.TABLE_SYNC)
+        self._run.table_states.move_all(dict.fromkeys(self._asked, SYNC_WAIT), Actor.TABLE_SYNC)
 
     def _next_to_go(self) -> set[TableId]:
         """All, while nobody's changes would wait; else those that rest, then as many busy ones as are written beside them."""
-        board, all = self._run.board, self._ids()
-        if not board.in_phase(Phase.READY, Phase.SYNC_DONE):
+        table_states, all = self._run.table_states, self._ids()
+        if not table_states.in_phase(Phase.READY, Phase.SYNC_DONE):
             return all
-        return (all - self._busy) or set(sorted(all)[: max(1, board.written_at_once)])
+        return (all - self._busy) or set(sorted(all)[: max(1, table_states.written_at_once)])
 
     def _ids(self) -> set[TableId]:
         return {table.id for table in self._tables.working}
@@ -248,7 +250,7 @@ class SyncFollow:
             self._position = idle
             self._confirm()
             return True
-        if self._run.board.in_phase(Phase.CATCHUP) and not self._is_full():
+        if self._run.table_states.in_phase(Phase.CATCHUP) and not self._is_full():
             return False  # the apply worker stands still for another worker: the machine is theirs
         whole_until = self._stream.decoder.whole_until
         if whole_until < self._reads_on_until and not self._is_full():

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from headwater.engine.run import Run
 from headwater.engine.slot_watch import SlotWatch
 from headwater.errors import HeadwaterError, StartAgain
+from headwater.limits import naming_limits
 from headwater.lsn import EndLsn
 from headwater.schema.table import TableId, quote_identifier
-from headwater.source.exported_snapshot import TableLock, taken_tables
 from headwater.source.session import Connection
+from headwater.source.table_lock import TableLock, taken_tables
 from headwater.source.timeline import current_timeline
 from headwater.wire.connection import WireConnection
 from headwater.wire.settings import ConnectSettings
@@ -50,12 +51,17 @@ def make_sync_slot(
     made = threading.Event()
     watch = SlotWatch(run, what, admin, lock.backend_pid, name, connection)
     watcher = threading.Thread(target=watch.run, args=(made,), name=f"headwater-wait-{name}", daemon=True)
-    watcher.start()
+    try:
+        with naming_limits(f"making replication slot {name}"):
+            watcher.start()
+    except HeadwaterError:
+        connection.close()
+        raise
     try:
         timeline = current_timeline(connection)
         command = f"CREATE_REPLICATION_SLOT {quote_identifier(name)} LOGICAL pgoutput"
         export = " (SNAPSHOT 'export')" if connection.server_version >= 150000 else " EXPORT_SNAPSHOT"
-        row = connection.query(command + export)[0]
+        row = connection.query(command + export, waits=True)[0]
     except HeadwaterError:
         connection.close()
         run.raise_if_stopped()

@@ -6,10 +6,10 @@ another one, makes the copy worthless.
 
 from __future__ import annotations
 
-from headwater.engine.bell import Bell
 from headwater.engine.run import Run
-from headwater.engine.slot_stream import SlotStream, StreamOptions
+from headwater.engine.slot_stream import SilenceLimit, SlotStream, StreamOptions
 from headwater.engine.sync_slot import SyncSlot
+from headwater.engine.wake_up import WakeUp
 from headwater.errors import Retry, SlotError, StartAgain
 from headwater.lsn import EndLsn
 from headwater.source.server import flush_lsn
@@ -32,16 +32,17 @@ class SyncStream:
     """Used by the worker's thread. The slot's first connection is this one's to close; `close` ends all."""
 
     def __init__(
-        self, run: Run, slot: SyncSlot, settings: ConnectSettings, what: str, options: StreamOptions, bell: Bell
+        self, run: Run, slot: SyncSlot, settings: ConnectSettings, what: str, options: StreamOptions, wake_up: WakeUp
     ) -> None:
         self._run = run
         self._slot = slot
         self._settings = settings
         self._what = what
         self._options = options
-        self._bell = bell
+        self._wake_up = wake_up
         self._admin: Connection | None = None
         self._stream: SlotStream | None = None
+        self._silence = SilenceLimit()
         self.decoder = run.decoder()
         self.confirmed = slot.start
 
@@ -87,6 +88,7 @@ class SyncStream:
     def connect_again(self) -> None:
         """Follow the slot from what is confirmed; what was read beyond that comes again."""
         self.close()
+        self._run.require_lock()
         connection = WireConnection.connect(self._settings, replication=True)
         try:
             self._check(connection)
@@ -98,7 +100,10 @@ class SyncStream:
 
     def _start(self, connection: WireConnection) -> SlotStream:
         try:
-            return SlotStream(connection, self._slot.name, self.confirmed, self._options, self._bell)
+            options = self._silence.next(self.confirmed, self._options)
+            leaves = self._run.lock.is_out_of_reach
+            stream = SlotStream(connection, self._slot.name, self.confirmed, options, self._wake_up, leaves)
+            return self._silence.begun(stream, self.confirmed)
         except SlotError as error:
             if error.retry is Retry.TIMED:
                 raise

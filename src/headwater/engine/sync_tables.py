@@ -114,7 +114,7 @@ class SyncTables:
 
     def end_stopped(self) -> None:
         for table in self.working:
-            if table.stop.is_set() or self._run.board.get(table.id) is None:
+            if table.stop.is_set() or self._run.table_states.get(table.id) is None:
                 self.end(table)
 
     def each(self, work: Callable[[SyncTable], object]) -> None:
@@ -135,7 +135,7 @@ class SyncTables:
 
         def move() -> None:
             self._run.require_lock()
-            self._run.board.move_all(states, Actor.TABLE_SYNC)
+            self._run.table_states.move_all(states, Actor.TABLE_SYNC)
 
         doing = f"recording {state} of {self.what}"
         retrying(doing, move, progress=self._run.progress, pause=self._run.pause, again=waits)
@@ -204,19 +204,17 @@ class SyncTables:
             )
 
     def _record(self, table: SyncTable, error: HeadwaterError) -> None:
-        board = self._run.board
-        state = board.get(table.id)
+        table_states = self._run.table_states
+        state = table_states.get(table.id)
         if state is None:
             return
         self._run.lock.require(table.stop)
         if meaning(error) in (Meaning.WAIT, Meaning.START_AGAIN):
             table.wait_seconds = _WAIT_SECONDS
-            if state.phase not in (Phase.INIT, Phase.DATA_SYNC):
-                board.move(table.id, INIT, Actor.TABLE_SYNC)
-            elif state.phase is Phase.DATA_SYNC:
-                board.move(table.id, INIT, Actor.PIPELINE)
+            if state.phase is not Phase.INIT:
+                table_states.move(table.id, INIT, Actor.TABLE_SYNC)
             return
-        board.fail(table.id, error.for_table(table.id), self._run.config, Actor.TABLE_SYNC)
+        table_states.fail(table.id, error.for_table(table.id), self._run.config, Actor.TABLE_SYNC)
 
 
 def _pause(stop: Stop, seconds: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headwater.contracts.results import WriteEventsResult
 from headwater.contracts.stores import WorkerType
-from headwater.engine.calls import call
+from headwater.engine.destination_calls import call
 from headwater.engine.retry import raise_if_not_the_tables_own, retrying, waits
 from headwater.engine.run import Run
 from headwater.engine.sync_tables import SyncTable, SyncTables

@@ -12,21 +12,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from headwater.contracts.results import DropTableForCopyResult
-from headwater.engine.bell import Bell
-from headwater.engine.calls import call
 from headwater.engine.copy_cores import CopyCores
+from headwater.engine.destination_calls import call
 from headwater.engine.run import Run
 from headwater.engine.sync_copy import SyncCopy
 from headwater.engine.sync_follow import SyncFollow
 from headwater.engine.sync_slot import GaveWay, SyncSlot, make_sync_slot
 from headwater.engine.sync_tables import SyncTable, SyncTables
+from headwater.engine.wake_up import WakeUp
 from headwater.errors import HeadwaterError, Meaning, Retry, meaning, said_by, where_raised
+from headwater.limits import limit_reached
 from headwater.schema.table import TableId
 from headwater.source.catalog_look import CatalogLooks
-from headwater.source.exported_snapshot import TablesTaken, table_lock, taken_tables
 from headwater.source.publication import PublishedTable
 from headwater.source.session import Connection, connect
 from headwater.source.slots import drop_slot
+from headwater.source.table_lock import TablesTaken, table_lock, taken_tables
 from headwater.states import DATA_SYNC, Actor
 
 log = logging.getLogger(__name__)
@@ -45,21 +46,22 @@ class TableSyncWorker:
         cores: CopyCores,
         on_fatal: Callable[[HeadwaterError], None],
     ) -> None:
-        self._run_ = replace(run, stop=run.stop.part())
+        stop = run.stop.part()
+        self._run_ = replace(run, stop=stop, settings=replace(run.settings, interrupt=stop))
         self._whole_run = run
         self._tables = SyncTables(self._run_, tables)
         self._cores = cores
         self._on_fatal = on_fatal
-        self._bell = Bell()
+        self._wake_up = WakeUp()
         self.slot_name = slot_name
-        self._settings = replace(run.settings, application_name=slot_name)
+        self._settings = replace(self._run_.settings, application_name=slot_name)
         self.left_slot = False
         """Set when the slot could not be dropped: somebody has to, or it holds WAL for ever."""
 
     def stop(self, table_id: TableId) -> None:
         """Ask for an end of one table, from any thread. Nothing is recorded; the others go on."""
         self._tables.stop(table_id)
-        self._bell.ring()
+        self._wake_up.notify()
 
     def held(self) -> frozenset[TableId]:
         """The tables that nobody else may touch now. From any thread."""
@@ -75,12 +77,12 @@ class TableSyncWorker:
         return self._tables.take_free()
 
     def run(self) -> None:
-        ring = self._bell.ring
-        self._run_.board.listen(ring)
+        ring = self._wake_up.notify
+        self._run_.table_states.listen(ring)
         try:
             self._attempt()
         finally:
-            self._run_.board.unlisten(ring)
+            self._run_.table_states.unlisten(ring)
             # Another attempt, or the end of a table, comes only after this one has left the destination.
             for table in self._tables.working:
                 self._tables.end(table)
@@ -95,6 +97,9 @@ class TableSyncWorker:
             except HeadwaterError as error:
                 self._failed(error)
             except Exception as error:
+                if (limit := limit_reached(error, f"copying {self._tables.what}")) is not None:
+                    self._failed(limit)
+                    return
                 told = said_by(error), where_raised(error)
                 log.error("%s: the table sync worker failed: %s\n%s", self._tables.what, *told)
                 self._failed(_defect(self._tables.what, error))
@@ -109,7 +114,7 @@ class TableSyncWorker:
         with connect(self._settings) as admin:
             run.require_lock()
             self._tables.each(self._end_old_copy)
-            run.board.move_all({table.id: DATA_SYNC for table in self._tables.working}, Actor.TABLE_SYNC)
+            run.table_states.move_all({table.id: DATA_SYNC for table in self._tables.working}, Actor.TABLE_SYNC)
             slot = self._copy(admin)
         if slot is not None:
             try:
@@ -147,13 +152,14 @@ class TableSyncWorker:
     def _copy_under_lock(self, admin: Connection) -> SyncSlot:
         tables, ids = self._tables, [table.id for table in self._tables.working]
         # Several tables are locked at once or not at all: see lock_tables.
-        with table_lock(self._settings, ids, wait=not tables.is_group) as lock:
+        most = self._run_.locks_for_a_copy
+        with table_lock(self._settings, ids, wait=not tables.is_group, most_relations=most) as lock:
             # Who waited long for the lock may find that nobody is left to drop a slot made now.
             self._run_.raise_if_stopped()
             self._take_fingerprints(admin)
             slot = make_sync_slot(self._run_, self._settings, self.slot_name, tables.what, admin, lock)
             try:
-                SyncCopy(self._run_, tables, lock, slot, admin, self._cores, self._bell).copy()
+                SyncCopy(self._run_, tables, lock, slot, admin, self._cores, self._wake_up).copy()
             except BaseException:
                 slot.connection.close()
                 raise
@@ -161,12 +167,12 @@ class TableSyncWorker:
 
     def _take_fingerprints(self, admin: Connection) -> None:
         """Under the lock and before the slot: whatever changes from here on is found by a look, or told by the stream."""
-        look = CatalogLooks(self._run_.config.publication_name).look(admin)
         tables = {table.id: table for table in self._tables.working}
+        look = CatalogLooks(self._run_.config.publication_name, list(tables)).look(admin)
         found = {id: replace(look.tables[id], copied_at=look.since.value) for id in tables if id in look.tables}
         for id, fingerprint in found.items():
             tables[id].fingerprint = fingerprint
-        self._run_.board.fingerprinted(found)
+        self._run_.table_states.fingerprinted(found)
 
     def _leave_taken(self, admin: Connection) -> None:
         """Of a group: those that another session has for itself wait for it alone, and not the others with them."""
@@ -180,7 +186,7 @@ class TableSyncWorker:
     def _follow(self, slot: SyncSlot) -> None:
         if not self._tables.working:
             return
-        following = SyncFollow(self._run_, self._tables, slot, self._settings, self._bell)
+        following = SyncFollow(self._run_, self._tables, slot, self._settings, self._wake_up)
         try:
             following.follow()
         finally:

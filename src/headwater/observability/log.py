@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import logging
 import re
-import sys
 import time
 from collections.abc import Iterable, Mapping
 from numbers import Number
 
 from headwater.errors import HeadwaterError, Lines
+from headwater.observability.outlet import STANDARD_ERROR
 from headwater.observability.text import printable, printable_lines
 
 QUIET = {"py4j": logging.ERROR, "pyspark": logging.WARNING, "pyiceberg": logging.WARNING, "urllib3": logging.WARNING}
@@ -86,14 +86,19 @@ def _shown(value: object) -> object:
 
 
 class _StandardError(logging.Handler):
-    """Writes to what `sys.stderr` is at that moment: a live display replaces it, so that lines appear above it."""
+    """Formats an entry when it is logged, since its arguments may change, and leaves the writing to a thread that may wait."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            sys.stderr.write(self.format(record) + "\n")
-            sys.stderr.flush()
-        except (OSError, ValueError):
-            self.handleError(record)
+            STANDARD_ERROR.put(self.format(record) + "\n")
+        except Exception as error:
+            # The standard library would print the record to standard error from here, with its arguments as they are.
+            where = f"{record.pathname}:{record.lineno}"
+            STANDARD_ERROR.put(f"an entry of {where} could not be formatted: {type(error).__name__}\n")
+
+    def flush(self) -> None:
+        """At the end of the process, by the standard library."""
+        STANDARD_ERROR.flush()
 
 
 def configure(level: int = logging.INFO, secrets: Iterable[str] = ()) -> None:
@@ -108,3 +113,5 @@ def configure(level: int = logging.INFO, secrets: Iterable[str] = ()) -> None:
     logging.getLogger("headwater").setLevel(level)
     for name, quiet in QUIET.items():
         logging.getLogger(name).setLevel(quiet)
+    # Python prints them to standard error itself otherwise, from whatever thread they come up in.
+    logging.captureWarnings(True)

@@ -3,6 +3,8 @@
 Knows nobody: tables are numbers with names, states are words. Every method may be called from any thread, returns at
 once and never raises, so that reporting can't disturb the work. Readers take a `snapshot()`, or wait for one that
 satisfies them.
+
+Durations are counted on a clock that nobody sets. The wall clock is asked once for each batch: how old its newest change was.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from dataclasses import dataclass, field, replace
 
 RATE_WINDOW_SECONDS = 5.0
 KEPT_ERRORS = 20
+CONTACT_SECONDS = 5.0
+"""The server is asked every second: one that has not answered for so long counts as out of contact."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,11 @@ class ProgressSnapshot:
     received: int = 0
     confirmed: int = 0
     server: int = 0
+    """The furthest position that the server has told: asked for every second, and seen in the stream."""
     lag_seconds: float = 0.0
+    """While there is no contact, at least the time since the last one: nobody knows what was committed since."""
+    no_contact_seconds: float | None = None
+    """How long the server has not answered; None while it does. Lag in bytes is then what is known, and may be more."""
     waiting: str | None = None
     judged: int = 0
     """Every change of the catalog before this position was explained or acted on, and the states show it."""
@@ -57,7 +65,8 @@ class ProgressSnapshot:
 
     @property
     def lag_bytes(self) -> int:
-        return max(0, self.server - self.confirmed)
+        """From what is confirmed to where the server is, as far as that is known."""
+        return max(0, self.server - self.confirmed) if self.confirmed else 0
 
     @property
     def copied_rows(self) -> int:
@@ -86,15 +95,21 @@ class _Rate:
 class Progress:
     """The engine's side and the reader's side of one run."""
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, wall_clock: Callable[[], float] | None = None
+    ) -> None:
+        """`wall_clock` is the one that commit times are compared with; by default the machine's, or `clock` if that is given."""
         self._clock = clock
+        self._wall_clock = wall_clock or (time.time if clock is time.monotonic else clock)
         self._changed = threading.Condition()
         self._tables: dict[int, TableProgress] = {}
         self._now = ProgressSnapshot()
         self._rate = _Rate()
         self._waits: dict[object, str] = {}
-        self._newest_commit_time: float | None = None
+        # On `clock`, all three.
+        self._newest_commit_at: float | None = None
         self._caught_up_at: float | None = None
+        self._contact_at: float | None = None
 
     # The engine's side.
 
@@ -137,17 +152,32 @@ class Progress:
     def batch_applied(self, changes: int, tables: int, seconds: float, newest_commit_time: float) -> None:
         """A batch is durable in the destination. `newest_commit_time` is the source's, in seconds since 1970."""
         with self._changed:
-            self._rate.add(self._clock(), changes)
-            self._newest_commit_time = max(newest_commit_time, self._newest_commit_time or newest_commit_time)
+            now = self._clock()
+            self._rate.add(now, changes)
+            committed_at = now - max(0.0, self._wall_clock() - newest_commit_time)
+            self._newest_commit_at = max(committed_at, self._newest_commit_at or committed_at)
             self._now = replace(self._now, changes=self._now.changes + changes, batches=self._now.batches + 1)
             self._changed.notify_all()
 
     def position(self, received: int, confirmed: int, server: int) -> None:
+        """How far the stream was read, how far it is durable and confirmed, and how far the server is at least."""
         with self._changed:
-            self._now = replace(self._now, received=received, confirmed=confirmed, server=server)
-            if confirmed >= server:
-                self._caught_up_at = self._clock()
+            self._now = replace(self._now, received=received, confirmed=confirmed, server=max(server, self._now.server))
+            self._note_if_caught_up()
             self._changed.notify_all()
+
+    def server_at(self, position: int) -> None:
+        """The server was asked how far it is, and answered. Taken as it is: another server may be behind the last one."""
+        with self._changed:
+            now = self._now
+            self._contact_at = self._clock()
+            self._now = replace(now, server=max(position, now.received, now.confirmed))
+            self._note_if_caught_up()
+            self._changed.notify_all()
+
+    def _note_if_caught_up(self) -> None:
+        if self._now.confirmed >= self._now.server:
+            self._caught_up_at = self._clock()
 
     def waiting(self, what: str | None, who: object = None) -> None:
         """A worker waits for a reason, or goes on (None). `who` keeps the reasons of several workers apart."""
@@ -205,6 +235,7 @@ class Progress:
             tables=tuple(sorted(self._tables.values(), key=lambda table: table.name)),
             changes_per_second=self._rate.at(now),
             lag_seconds=self._lag_seconds(now),
+            no_contact_seconds=self._no_contact_seconds(now),
         )
 
     def _lag_seconds(self, now: float) -> float:
@@ -212,7 +243,13 @@ class Progress:
 
         The smaller of the two: after an idle hour the newest commit is an hour old, but the lag is not.
         """
-        if self._now.confirmed >= self._now.server:
-            return 0.0
-        since = [moment for moment in (self._caught_up_at, self._newest_commit_time) if moment is not None]
-        return max(0.0, now - max(since)) if since else 0.0
+        unknown = self._no_contact_seconds(now) or 0.0
+        if not self._now.confirmed or self._now.confirmed >= self._now.server:
+            return unknown
+        since = [moment for moment in (self._caught_up_at, self._newest_commit_at) if moment is not None]
+        return max(0.0, unknown, now - max(since)) if since else unknown
+
+    def _no_contact_seconds(self, now: float) -> float | None:
+        if self._contact_at is None or now - self._contact_at <= CONTACT_SECONDS:
+            return None
+        return now - self._contact_at

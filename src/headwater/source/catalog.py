@@ -88,7 +88,7 @@ def load_table_schemas(
     rows = fetch_all(
         connection,
         published_relations(version) + _TABLES,
-        {"tables": list(table_ids), "publication": publication},
+        {"tables": list(table_ids), "publication": publication, "only": list(table_ids)},
         doing="reading tables from the catalog",
     )
     tables = [_CatalogTable(*row) for row in rows]

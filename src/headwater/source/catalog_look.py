@@ -6,7 +6,7 @@ one than at the look before.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,10 +128,12 @@ class Look:
 
 
 class CatalogLooks:
-    """Looks at one publication, one after the other. A table that did not change is the same object in both."""
+    """Looks at one publication, or at some of its tables. A table that did not change is the same object in two of them."""
 
-    def __init__(self, publication: str) -> None:
+    def __init__(self, publication: str, only: Sequence[TableId] | None = None) -> None:
+        """At all its tables, or `only` at these."""
         self._publication = publication
+        self._only = None if only is None else [int(id) for id in only]
         self._known: dict[TableId, tuple[str, Fingerprint]] = {}
 
     def look(self, connection: Connection) -> Look:
@@ -144,7 +146,7 @@ class CatalogLooks:
 
     def _read(self, connection: Connection) -> dict[TableId, Fingerprint]:
         members = published_relations(connection.info.server_version)
-        parameters: dict[str, Any] = {"publication": self._publication}
+        parameters: dict[str, Any] = {"publication": self._publication, "only": self._only}
         wanted, there = None, set[TableId]()
         if self._known:
             rows = fetch_all(connection, members + _DIGESTS.replace("{facts}", _FACTS), parameters, doing=_DOING)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import psycopg
 
 from headwater.errors import AuthenticationError, ConnectError, HeadwaterError, Retry, TlsError
+from headwater.limits import limit_told
 from headwater.wire import tls
 from headwater.wire.auth import binding_impossible, cleartext_refused, md5_refused
 from headwater.wire.server_errors import channel_differs, client_certificate_missing
@@ -15,6 +16,7 @@ from headwater.wire.settings import ConnectSettings
 
 _AUTHENTICATION_MARKS = ("authentication failed", "no password supplied", "pg_hba.conf", "is not permitted to log in")
 _BINDING_MARKS = ("could not find digest for NID", "could not determine server certificate signature algorithm")
+_SERVER_SPEAKS = "FATAL:"
 _TLS_MARKS = ("SSL", "certificate", "TLS")
 
 
@@ -27,6 +29,9 @@ def connect_error(error: psycopg.Error, settings: ConnectSettings) -> HeadwaterE
     """`settings` of the one server that was tried."""
     where = f"{settings.address} (database {settings.database!r}, user {settings.username!r})"
     detail = one_line(_without_secrets(str(error), settings))
+    # Not of what a server said: its limits are not ours.
+    if _SERVER_SPEAKS not in detail and (limit := limit_told(detail, f"connecting to {settings.address}")) is not None:
+        return limit
     if "server requested a cleartext password" in detail:
         return cleartext_refused(settings)
     if "server requested a hashed password" in detail:

@@ -15,6 +15,8 @@ from typing import Protocol
 from headwater.errors import Retry, SchemaError
 from headwater.schema.table import ColumnSchema, ReplicatedTableSchema, TableId, TableName, quote_identifier
 from headwater.source.copy_origin import SERVER_STARTED_AT, CopyOrigin
+from headwater.source.partitions import PARTITION_TREE
+from headwater.source.pg_types import TEXT_FORM
 from headwater.source.session import Connection, fetch_all, fetch_one
 
 # About two seconds of one connection: 0.4 to 0.8 million rows/s of 80 to 100 bytes of heap.
@@ -49,6 +51,9 @@ class CopyRange:
     relation: TableName
     sql: str
     estimated_bytes: int
+    oid: int = 0
+    storage: int = 0
+    """The relfilenode that it was planned with: blocks of another one are not these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +109,8 @@ class Relation:
     block_bytes: int
     toast_bytes: int = 0
     kind: str = "r"
+    oid: int = 0
+    storage: int = 0
 
     @property
     def bytes(self) -> int:
@@ -118,13 +125,15 @@ def plan_copy(
     target_range_bytes: int = TARGET_RANGE_BYTES,
     max_ranges: int = MAX_RANGES,
     parallelism: int = 1,
+    leaves_are_locked: bool = True,
 ) -> CopyPlan:
     """Plan on the session that holds the lock, after the slot was made: a leaf attached since then belongs to the copy.
 
-    `parallelism` is how many ranges are read at once.
+    `parallelism` is how many ranges are read at once. Leaves that are not locked are not opened to be measured: that could wait
+    for whoever has one of them, who may wait for us.
     """
     _check_columns(table, schema)
-    relations = _relations(connection, table)
+    relations = _relations(connection, table, leaves_are_locked)
     total = sum(relation.bytes for relation in relations)
     target = range_bytes(total, target_range_bytes, max(1, max_ranges - len(relations)), parallelism)
     columns = select_list(schema.columns)
@@ -164,7 +173,7 @@ def split_relation(relation: Relation, columns: str, row_filter: str | None, tar
         lower = first if i > 0 else None
         upper = end if i < count - 1 else None
         sql = copy_statement(relation.name, columns, row_filter, lower, upper)
-        ranges.append(CopyRange(relation.name, sql, relation.bytes // count))
+        ranges.append(CopyRange(relation.name, sql, relation.bytes // count, relation.oid, relation.storage))
     return ranges
 
 
@@ -189,11 +198,7 @@ def select_list(columns: Sequence[ColumnSchema]) -> str:
 
 def _selected(column: ColumnSchema) -> str:
     name = quote_identifier(column.name)
-    if column.type.binary:
-        return name
-    # The type's output function, as the stream has it. A cast to text is something else for some types (inet gains a
-    # netmask), and "IS NOT NULL" is something else for a composite with a NULL in it.
-    return f"CASE WHEN {name} IS DISTINCT FROM NULL THEN pg_catalog.format('%s', {name}) END"
+    return name if column.type.binary else TEXT_FORM.format(name)
 
 
 def _check_columns(table: CopiedTable, schema: ReplicatedTableSchema) -> None:
@@ -217,20 +222,27 @@ def _check_columns(table: CopiedTable, schema: ReplicatedTableSchema) -> None:
 
 _RELATIONS = """
 SELECT n.nspname, c.relname, c.relkind,
-       CASE WHEN c.relkind IN ('r', 'm') THEN pg_relation_size(c.oid, 'main') ELSE 0 END,
-       CASE WHEN c.reltoastrelid <> 0 THEN pg_relation_size(c.reltoastrelid, 'main') ELSE 0 END,
-       current_setting('block_size')::int
+       {size},
+       current_setting('block_size')::int, c.oid::bigint, c.relfilenode::bigint
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 """
-_ITSELF = _RELATIONS + "WHERE c.oid = %s"
-_LEAVES = (
-    _RELATIONS + "JOIN pg_partition_tree(%s) t ON t.relid = c.oid AND t.isleaf AND c.relkind <> 'p' ORDER BY c.oid"
-)
+_MEASURED = """
+       CASE WHEN c.relkind IN ('r', 'm') THEN pg_relation_size(c.oid, 'main') ELSE 0 END,
+       CASE WHEN c.reltoastrelid <> 0 THEN pg_relation_size(c.reltoastrelid, 'main') ELSE 0 END
+"""
+# As the last VACUUM or ANALYZE saw it, and never empty: nobody has looked. It decides where ranges are cut, not what is read: the
+# first has no beginning and the last no end.
+_ESTIMATED = """
+       greatest(c.relpages, 1)::bigint * current_setting('block_size')::int,
+       (SELECT greatest(t.relpages, 0) FROM pg_class t WHERE t.oid = c.reltoastrelid)::bigint * current_setting('block_size')::int
+"""
+_ITSELF = _RELATIONS.replace("{size}", _MEASURED) + "WHERE c.oid = %s"
+_LEAVES = PARTITION_TREE + _RELATIONS + "JOIN tree t ON t.oid = c.oid AND t.relkind <> 'p' ORDER BY c.oid"
 
 _KINDS = {"f": "a foreign table", "v": "a view", "m": "a materialized view", "S": "a sequence", "c": "a composite type"}
 
 
-def _relations(connection: Connection, table: CopiedTable) -> list[Relation]:
+def _relations(connection: Connection, table: CopiedTable, leaves_are_locked: bool) -> list[Relation]:
     rows = fetch_all(connection, _ITSELF, (table.id,), doing=f"planning the copy of {table.name}")
     if not rows:
         raise SchemaError(
@@ -240,10 +252,16 @@ def _relations(connection: Connection, table: CopiedTable) -> list[Relation]:
             retry=Retry.TIMED,
         )
     if rows[0][2] == "p":
-        rows = fetch_all(connection, _LEAVES, (table.id,), doing=f"planning the copy of {table.name}")
+        rows = fetch_all(
+            connection,
+            _LEAVES.replace("{size}", _MEASURED if leaves_are_locked else _ESTIMATED),
+            {"tops": [table.id]},
+            doing=f"planning the copy of {table.name}",
+        )
     relations = []
-    for namespace, name, kind, heap_bytes, toast_bytes, block_bytes in rows:
-        relation = Relation(TableName(namespace, name), heap_bytes // block_bytes, block_bytes, toast_bytes, kind)
+    for namespace, name, kind, heap_bytes, toast_bytes, block_bytes, oid, storage in rows:
+        blocks = heap_bytes // block_bytes
+        relation = Relation(TableName(namespace, name), blocks, block_bytes, toast_bytes or 0, kind, oid, storage)
         if kind != "r":
             raise SchemaError(
                 f"{relation.name} cannot be copied",

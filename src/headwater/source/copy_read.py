@@ -5,15 +5,16 @@ Knows no Spark. Every call opens a session of its own, so an attempt that is mad
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import pyarrow as pa
 
 from headwater.errors import ConnectionLost, ProtocolError, Retry, ServerError, SourceError
-from headwater.schema.table import ReplicatedTableSchema
+from headwater.schema.table import ColumnSchema, ReplicatedTableSchema
 from headwater.source.copy_origin import SERVER_STARTED_AT, CopyOrigin
 from headwater.source.copy_plan import CopyPlan, CopyRange
+from headwater.source.same_relation import after_reading, before_reading, moved, require_same
 from headwater.wire.connection import WireConnection
 from headwater.wire.copy_binary import CopyDecoder
 from headwater.wire.settings import ConnectSettings
@@ -21,13 +22,12 @@ from headwater.wire.settings import ConnectSettings
 # About 80,000 rows of 8 columns a batch. From 4 to 32 MB it made no difference beyond noise; 1 MB was slower.
 CHUNK_BYTES = 8 << 20
 _SESSION = {
-    # As in ordinary sessions: row filters are printed for this path, and a policy that would hide rows is an error.
-    "search_path": "pg_catalog",
-    "row_security": "off",
     # A statement that wants the table for itself waits for the copy's lock, and every new session queues behind it: each
     # range not begun would wait for that statement, and it for us, for ever. Postgres sees no deadlock in that.
     "lock_timeout": "10s",
 }
+# The relation, its schema or a column of it is not there any more, or is a kind of relation that sessions of ours do not read.
+_GONE = frozenset({"42P01", "3F000", "42703", "55000", "42809"})
 
 
 def copy_batches(
@@ -41,35 +41,62 @@ def read_ranges(
     origin: CopyOrigin, ranges: Iterable[CopyRange], *, chunk_bytes: int = CHUNK_BYTES
 ) -> Iterator[pa.RecordBatch]:
     """The ranges one after the other over one session. Closing the iterator ends the session."""
-    with open_at_snapshot(origin) as connection:
+    with open_at_snapshot(origin) as session:
         for copy_range in ranges:
-            yield from read_range(connection, origin, copy_range, chunk_bytes=chunk_bytes)
+            yield from session.read(origin.columns, copy_range, chunk_bytes=chunk_bytes)
 
 
 @contextmanager
-def open_at_snapshot(origin: CopyOrigin) -> Iterator[WireConnection]:
+def open_at_snapshot(origin: CopyOrigin) -> Iterator[CopySession]:
     """A session that sees what the exported snapshot sees."""
     with WireConnection.connect(origin.settings, options=_SESSION) as connection:
         _enter_snapshot(connection, origin)
-        yield connection
+        yield CopySession(connection)
 
 
-def read_range(
-    connection: WireConnection, origin: CopyOrigin, copy_range: CopyRange, *, chunk_bytes: int = CHUNK_BYTES
-) -> Iterator[pa.RecordBatch]:
-    """One range over a session that is at the snapshot."""
-    decoder = CopyDecoder(origin.columns)
-    try:
-        for chunk in connection.copy_out(copy_range.sql, chunk_bytes=chunk_bytes):
-            batch = decoder.decode(chunk.data)
-            if batch is not None:
-                yield batch
-    except ServerError as error:
-        if error.sqlstate == "55P03":
-            raise _wanted(copy_range, error) from error
-        raise
-    if not decoder.ended:
-        raise ProtocolError(f"COPY of {copy_range.relation} stopped without its trailer")
+class CopySession:
+    """Reads ranges one after the other, and holds the locks of one relation at a time.
+
+    A read locks the relation and each of its indexes until the transaction ends: ten thousand leaves would take the lock table
+    that all sessions of the server share. A savepoint that is rolled back gives its locks back and keeps the snapshot.
+    """
+
+    def __init__(self, connection: WireConnection) -> None:
+        self._connection = connection
+        self._relation: int | None = None
+        connection.query("SAVEPOINT one_relation")
+
+    def read(
+        self, columns: Sequence[ColumnSchema], copy_range: CopyRange, *, chunk_bytes: int = CHUNK_BYTES
+    ) -> Iterator[pa.RecordBatch]:
+        """One range. What it yields is the planned relation's only if it comes to its end."""
+        decoder = CopyDecoder(columns)
+        self._enter(copy_range)
+        try:
+            for chunk in self._connection.copy_out(copy_range.sql, chunk_bytes=chunk_bytes):
+                batch = decoder.decode(chunk.data)
+                if batch is not None:
+                    yield batch
+        except ServerError as error:
+            if error.sqlstate == "55P03":
+                raise _wanted(copy_range, error) from error
+            if error.sqlstate in _GONE:
+                raise moved(copy_range.relation, error.message) from error
+            raise
+        if not decoder.ended:
+            raise ProtocolError(f"COPY of {copy_range.relation} stopped without its trailer")
+        self._require_same(copy_range, after_reading(copy_range.relation, copy_range.oid))
+
+    def _enter(self, copy_range: CopyRange) -> None:
+        before = before_reading(copy_range.relation, copy_range.oid)
+        if self._relation != copy_range.oid:
+            before = "ROLLBACK TO SAVEPOINT one_relation; " + before
+        self._require_same(copy_range, before)
+        self._relation = copy_range.oid
+
+    def _require_same(self, copy_range: CopyRange, query: str) -> None:
+        (found,) = self._connection.query(query)
+        require_same(copy_range.relation, copy_range.storage, found)
 
 
 def _enter_snapshot(connection: WireConnection, origin: CopyOrigin) -> None:

@@ -16,8 +16,7 @@ import pyarrow as pa
 from headwater.errors import HeadwaterError, SourceError, said_by
 from headwater.schema.table import TableId
 from headwater.source.copy_plan import SmallTable
-from headwater.source.copy_read import open_at_snapshot, read_range
-from headwater.wire.connection import WireConnection
+from headwater.source.copy_read import CopySession, open_at_snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,36 +33,36 @@ def read_small_tables(tables: Sequence[SmallTable], budget_bytes: int) -> Iterat
     """Every table's outcome, in order; all rows together stay within the budget and one chunk of COPY more."""
     left = budget_bytes
     with ExitStack() as held:
-        connection: WireConnection | None = None
+        session: CopySession | None = None
         for table in tables:
             if left <= 0:
                 yield SmallRead(table.id)
                 continue
             try:
-                if connection is None:
-                    connection = held.enter_context(open_at_snapshot(table.origin))
-                rows = _read(connection, table, left)
+                if session is None:
+                    session = held.enter_context(open_at_snapshot(table.origin))
+                rows = _read(session, table, left)
             except Exception as error:
                 # In the middle of a COPY there is no other way back than a new session.
                 held.close()
-                connection = None
+                session = None
                 yield SmallRead(table.id, error=_explained(table, error))
                 continue
             if rows is None:
                 held.close()
-                connection = None
+                session = None
                 yield SmallRead(table.id)
                 continue
             left -= rows.size
             yield SmallRead(table.id, rows)
 
 
-def _read(connection: WireConnection, table: SmallTable, most_bytes: int) -> pa.Buffer | None:
+def _read(session: CopySession, table: SmallTable, most_bytes: int) -> pa.Buffer | None:
     """The table as an Arrow IPC stream; None once it is larger than allowed."""
     sink = pa.BufferOutputStream()
     writer = None
     for copy_range in table.ranges:
-        for batch in read_range(connection, table.origin, copy_range):
+        for batch in session.read(table.origin.columns, copy_range):
             if sink.tell() + batch.nbytes > most_bytes:
                 return None
             if writer is None:

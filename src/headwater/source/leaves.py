@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import psycopg
 from psycopg import sql
+from psycopg.rows import dict_row
 
 from headwater.errors import Retry, SchemaError
 from headwater.schema.leaves import LeafIdentity, NoCommonIdentity
 from headwater.schema.table import quote_identifier
 from headwater.source.differences import leaf_identity
 from headwater.source.fingerprint import Fingerprint
+from headwater.source.partitions import locks_to_read
 from headwater.source.publication import PublishedTable
-from headwater.source.session import connect, translated
+from headwater.source.same_relation import after_reading, require_same
+from headwater.source.session import Connection, connect, translated
 from headwater.wire.settings import ConnectSettings
+
+_LOCK_SECONDS = 10
 
 
 def identity_of_leaves(table: Fingerprint) -> LeafIdentity:
@@ -54,12 +59,20 @@ def no_common_identity(table: Fingerprint, error: NoCommonIdentity) -> SchemaErr
 
 
 def check_unique(
-    settings: ConnectSettings, exported_snapshot: str, table: PublishedTable, key: tuple[str, ...]
+    settings: ConnectSettings, exported_snapshot: str, table: PublishedTable, key: tuple[str, ...], most_locks: int
 ) -> None:
-    """The partitions' key does not tell the partition: rows of two of them may have the same one. Counted in the source."""
+    """The partitions' key does not tell the partition: rows of two of them may have the same one. Counted in the source.
+
+    By a statement over all of them, which locks them and their indexes: more than `most_locks` is an error of the table. If
+    another session has one of them, a ServerError with SQLSTATE 55P03 comes soon: that session may wait for the lock of our copy,
+    and Postgres sees no deadlock.
+    """
     listed = sql.SQL(", ").join(sql.Identifier(name) for name in key)
     condition = sql.SQL("WHERE " + table.row_filter if table.row_filter else "")
-    with connect(settings, autocommit=False) as connection:
+    with connect(settings) as connection:
+        _check_locks(connection, table, most_locks)
+        connection.execute(f"SET lock_timeout = '{_LOCK_SECONDS}s'")
+        connection.autocommit = False
         try:
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
             connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(exported_snapshot))
@@ -68,12 +81,29 @@ def check_unique(
                     sql.Identifier(table.name.namespace, table.name.name), condition, listed
                 )
             ).fetchone()
+            cursor = connection.cursor(row_factory=dict_row)
+            found = cursor.execute(after_reading(table.name, table.id).encode()).fetchone()
         except psycopg.Error as error:
             raise translated(error, f"counting the keys of {table.name}") from error
+    assert found is not None
+    require_same(table.name, None, found)
     if row is not None and row[0]:
         raise SchemaError(
             f"the key of {table.name} names more than one row",
             detail=f"({', '.join(key)}) is unique in each partition and not over all of them: {row[0]} keys occur more than once",
             hint=f"Put the partition key into the partitions' primary keys; then run `headwater rollback` for {table.name}.",
+            retry=Retry.MANUAL,
+        )
+
+
+def _check_locks(connection: Connection, table: PublishedTable, most: int) -> None:
+    needed = locks_to_read(connection, table.id)
+    if needed > most:
+        raise SchemaError(
+            f"the key of {table.name} cannot be checked: it has too many partitions",
+            detail=f"the partitions' key does not contain the partition key, so it may name more than one row; counting takes "
+            f"{needed:,} locks, and one copy takes {most:,} at most, so that other sessions find room in the server's lock table",
+            hint="Put the partition key into the partitions' primary keys, or raise max_locks_per_transaction and restart the "
+            f"server; then run `headwater rollback` for {table.name}.",
             retry=Retry.MANUAL,
         )

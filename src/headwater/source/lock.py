@@ -1,8 +1,11 @@
 """One run of a pipeline at a time: a session advisory lock on the pipeline's id, held for the whole run (invariant 6).
 
 The lock lives in a session of its own in the source database. Both ends notice quickly when the other is gone: the
-server by keepalives that the session asks it for, we by `check()`, which the engine calls now and then. Losing the lock
-stops the pipeline.
+server by keepalives that the session asks it for, we by `check()`, which the engine calls now and then and which waits for
+seconds only. Losing the lock stops the pipeline.
+
+A session that fell silent may live on at the server, with the lock: behind a proxy that forwards nothing, neither end sees
+the other go. Whoever takes the lock again ends that session first; it is our own, and known by its start.
 """
 
 from __future__ import annotations
@@ -13,15 +16,23 @@ from dataclasses import replace
 
 import psycopg
 
-from headwater.errors import PipelineLocked
+from headwater.errors import ConnectionLost, PipelineLocked
+from headwater.lsn import EndLsn
+from headwater.source.patient import PatientConnection, WaitEnded
 from headwater.source.session import Connection, connect, translated, translating
 from headwater.wire.settings import ConnectSettings, KeepaliveSettings
 
 # "hdwt" as a number: the first half of the key, so that other users of advisory locks are not in the way.
 LOCK_CLASS = 0x68647774
 _NOTICE_SECONDS = 15.0
+_ANSWER_SECONDS = 10.0
+"""For one round trip, unless the connection's answer timeout is shorter."""
 _KEEPALIVE = KeepaliveSettings(idle_seconds=5, interval_seconds=5, retries=2)
 _SERVER_KEEPALIVE = {"tcp_keepalives_idle": "5", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "2"}
+
+_POSITION = "CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END::text"
+_END_OWN = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE pid = %s AND backend_start::text = %s"
+_IS_OWN = "SELECT true FROM pg_stat_activity WHERE pid = %s AND backend_start::text = %s"
 
 _HOLDER = """
 SELECT l.pid, a.application_name, a.usename::text, a.client_addr::text, a.backend_start::timestamptz(0)::text
@@ -52,7 +63,9 @@ class PipelineLock:
         self._settings = replace(settings, keepalive=_KEEPALIVE)
         self._pipeline_id = pipeline_id
         self._guard = threading.Lock()
-        self._connection: Connection | None = None
+        self._connection: PatientConnection | None = None
+        self._session: tuple[int, str] | None = None
+        """The number and the start of the session that has the lock, or had it last."""
 
     def acquire(self, wait_seconds: float = 5.0) -> None:
         """Take the lock or raise PipelineLocked with its holder.
@@ -70,13 +83,26 @@ class PipelineLock:
                 self._settings,
                 application_name=f"headwater_lock_{self._pipeline_id}",
                 tcp_user_timeout_seconds=_NOTICE_SECONDS,
+                longest_seconds=wait_seconds + self._answer_seconds,
             )
             try:
+                self._end_own(connection)
                 self._take(connection, wait_seconds)
             except BaseException:
                 connection.close()
                 raise
+            connection.longest_seconds = self._answer_seconds
             self._connection = connection
+
+    @property
+    def _answer_seconds(self) -> float:
+        return min(_ANSWER_SECONDS, self._settings.answer_timeout_seconds)
+
+    def _end_own(self, connection: Connection) -> None:
+        if self._session is not None:
+            # Without the right to end it, the server's keepalives do.
+            with translating("ending the session that held the lock"), suppress(psycopg.errors.InsufficientPrivilege):
+                connection.execute(_END_OWN, self._session)
 
     def _take(self, connection: Connection, wait_seconds: float) -> None:
         wanted = {**_SERVER_KEEPALIVE, "lock_timeout": str(max(1, round(wait_seconds * 1000)))}
@@ -87,20 +113,32 @@ class PipelineLock:
             )
             connection.execute("SELECT pg_advisory_lock(%s::int, %s::int)", (LOCK_CLASS, lock_key(self._pipeline_id)))
             connection.execute("SET lock_timeout = 0")
+            self._session = connection.execute(
+                "SELECT pid, backend_start::text FROM pg_stat_activity WHERE pid = pg_backend_pid()"
+            ).fetchone()
         except psycopg.errors.LockNotAvailable:
             raise self._held_by_another(connection) from None
         except psycopg.Error as error:
             raise translated(error, f"taking the lock of pipeline {self._pipeline_id}") from error
 
-    def _held_by_another(self, connection: Connection) -> PipelineLocked:
+    def _held_by_another(self, connection: Connection) -> PipelineLocked | ConnectionLost:
         with suppress(psycopg.Error):
             row = connection.execute(_HOLDER, (LOCK_CLASS, lock_key(self._pipeline_id) & 0xFFFFFFFF)).fetchone()
             if row is not None:
+                if self._session is not None and connection.execute(_IS_OWN, self._session).fetchone() is not None:
+                    return self._held_by_own(row[0])
                 pid, application, user, address, since = row
                 seen = {"application": application, "user": user, "address": address, "since": since}
                 known = ", ".join(f"{name} {value}" for name, value in seen.items() if value)
                 return self._locked(f"process {pid} of the server holds its lock ({known})")
         return self._locked("another session holds its lock")
+
+    def _held_by_own(self, pid: int) -> ConnectionLost:
+        return ConnectionLost(
+            f"the lock of pipeline {self._pipeline_id} is still held by this run's own session that fell silent",
+            detail=f"process {pid} of the server was told to end, and has not",
+            hint=f"It is tried again. If it lasts, process {pid} hangs: end it on the server's host.",
+        )
 
     def _locked(self, detail: str) -> PipelineLocked:
         return PipelineLocked(
@@ -115,17 +153,22 @@ class PipelineLock:
         with self._guard:
             return self._connection is not None and not self._connection.closed
 
-    def check(self) -> None:
-        """Raise PipelineLocked unless the session, and so the lock, is alive. Takes one round trip."""
+    def check(self) -> EndLsn | None:
+        """Raise PipelineLocked unless the session, and so the lock, is alive. Takes one round trip.
+
+        Returns how far the server's log is flushed, or replayed on a standby; None if it does not say.
+        """
         with self._guard:
             connection = self._connection
             if connection is None:
                 raise self._lost("it was never acquired, or was released")
             try:
-                connection.execute("SELECT 1")
+                row = connection.execute(f"SELECT {_POSITION}").fetchone()
             except psycopg.Error as error:
                 connection.close()
-                raise self._lost(f"its session ended: {error.diag.message_primary or type(error).__name__}") from error
+                said = error.diag.message_primary or (str(error) if isinstance(error, WaitEnded) else "")
+                raise self._lost(f"its session ended: {said or type(error).__name__}") from error
+        return EndLsn.parse(row[0]) if row is not None and row[0] is not None else None
 
     def _lost(self, why: str) -> PipelineLocked:
         return PipelineLocked(

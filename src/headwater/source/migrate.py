@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from importlib.resources.abc import Traversable
 
 from headwater.errors import StoreError
+from headwater.source.lock import LOCK_CLASS
 from headwater.source.session import Connection
 
-# The same class as the pipelines' locks, with a number that is no pipeline's id.
-_LOCK = (0x68647774, -1)
+# A number that is no pipeline's id.
+_LOCK = (LOCK_CLASS, -1)
 _FILE = re.compile(r"(\d{4})_(\w+)\.sql")
 
 _BOOTSTRAP = """

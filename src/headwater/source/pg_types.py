@@ -7,10 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import LiteralString
 from weakref import WeakKeyDictionary
 
 from headwater.schema.types import BUILT_IN, SAME_TEXT_IN_BINARY, Kind, PgType, other
 from headwater.source.session import Connection, fetch_all
+
+# A value as text, as the stream shows it: by the type's output function. A cast to text is another function for some types (it
+# adds /32 to an inet). IS NOT NULL would be false for a composite value with a NULL in it.
+TEXT_FORM: LiteralString = "CASE WHEN pg_catalog.num_nulls({0}) = 0 THEN pg_catalog.concat({0}) END"
 
 
 @dataclass(frozen=True, slots=True)

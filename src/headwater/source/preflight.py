@@ -15,7 +15,13 @@ from headwater.source.finding import Severity as Severity
 from headwater.source.finding import error, warning
 from headwater.source.preflight_slots import failover_findings, heartbeat_findings, standby_findings
 from headwater.source.preflight_tables import TableFacts, table_facts
-from headwater.source.publication import OWN_NAMESPACE, PublicationFacts, publication_facts, published_tables
+from headwater.source.publication import (
+    OWN_NAMESPACE,
+    PublicationFacts,
+    PublishedTable,
+    publication_facts,
+    published_tables,
+)
 from headwater.source.server import ServerFacts, server_facts
 from headwater.source.session import Connection, fetch_one
 from headwater.source.slots import apply_slot_name, sync_slot_prefix
@@ -46,7 +52,7 @@ def run_preflight(
     findings += _capacity(connection, server, pipeline_id, 1 + max_table_sync_workers)
     if store_in_source:
         findings += _own_namespace(connection, server)
-    findings += _publication(connection, publication)
+    findings += _publication(connection, publication, server.locks_for(max_table_sync_workers))
     return sorted(findings, key=lambda finding: finding.severity is not Severity.ERROR)
 
 
@@ -182,7 +188,7 @@ def _own_namespace(connection: Connection, server: ServerFacts) -> Iterator[Find
         )
 
 
-def _publication(connection: Connection, name: str) -> Iterator[Finding]:
+def _publication(connection: Connection, name: str, locks: int) -> Iterator[Finding]:
     try:
         publication = publication_facts(connection, name)
         tables = published_tables(connection, name)
@@ -208,6 +214,7 @@ def _publication(connection: Connection, name: str) -> Iterator[Finding]:
     yield from _rights(connection, facts)
     yield from _identities(publication, facts)
     yield from _left_out(connection, publication, facts)
+    yield from _locks(tables, locks)
 
 
 def _rights(connection: Connection, facts: Sequence[TableFacts]) -> Iterator[Finding]:
@@ -284,6 +291,19 @@ def _left_out(connection: Connection, publication: PublicationFacts, facts: Sequ
             f"publish_via_partition_root is off, and {_listed(roots)} is published by its partitions",
             f"Unless meant so, run ALTER PUBLICATION {quote_identifier(publication.name)} "
             "SET (publish_via_partition_root = true);.",
+        )
+
+
+def _locks(tables: Sequence[PublishedTable], most: int) -> Iterator[Finding]:
+    many = {str(table.name): table.relation_count for table in tables if table.relation_count > most}
+    if many:
+        largest = max(many.values())
+        yield warning(
+            f"{_count(list(many), 'table')} with more partitions than may be locked at once",
+            f"{_listed(many)}: up to {largest:,} relations, and one copy locks {most:,} at most, so that other sessions find "
+            "room in the server's lock table; a VACUUM FULL, TRUNCATE or rewrite of a partition starts such a copy again",
+            "Nothing is to be done unless copies start again for that reason; then raise max_locks_per_transaction and restart "
+            "the server.",
         )
 
 

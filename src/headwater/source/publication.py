@@ -6,6 +6,7 @@ the system's are left out whatever the publication says (invariant 9).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import LiteralString
 
@@ -46,6 +47,8 @@ class PublishedTable:
     relation_bytes: int
     """Heap and TOAST, of all leaves for a partitioned table."""
     relkind: str
+    relation_count: int = 1
+    """With all partitions below it: what a lock on the whole table costs the server."""
 
     @property
     def is_partitioned(self) -> bool:
@@ -129,6 +132,7 @@ published AS (
     JOIN pg_namespace n ON n.oid = c.relnamespace
         AND n.nspname NOT IN ('headwater', 'information_schema') AND n.nspname NOT LIKE 'pg\\_%%'
     {listed}
+    WHERE %(only)s::oid[] IS NULL OR m.relid = ANY (%(only)s::oid[])
 )
 """
 _BY_NAMESPACE = """UNION ALL
@@ -143,7 +147,8 @@ _LISTED = """LEFT JOIN pg_publication_rel r ON r.prpubid = pub.oid AND r.prrelid
 
 
 def published_relations(version: int) -> LiteralString:
-    """WITH ... `pub`, `tree` and `published` (relid, ties, attrs, qual) of the publication %(publication)s.
+    """WITH ... `pub`, `tree` and `published` (relid, ties, attrs, qual) of the publication %(publication)s; of the tables
+    %(only)s, unless that is NULL.
 
     `attrs` is the column list, NULL where there is none; nothing of our own namespace or the system's (invariant 9).
     """
@@ -160,7 +165,8 @@ SELECT c.oid::bigint, n.nspname::text, c.relname::text,
        CASE WHEN published.qual IS NOT NULL THEN pg_get_expr(published.qual, c.oid) END,
        (SELECT array_agg(a.attname::text ORDER BY a.attnum) FROM pg_attribute a
         WHERE a.attrelid = c.oid AND a.attnum = ANY (published.attrs)),
-       size.estimated_rows, size.relation_bytes, c.relkind::text
+       size.estimated_rows, size.relation_bytes, c.relkind::text,
+       CASE WHEN c.relkind = 'p' THEN (SELECT count(*) FROM tree t WHERE t.top = c.oid) ELSE 1 END
 FROM published
 JOIN pg_class c ON c.oid = published.relid
 JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -180,14 +186,18 @@ _SIZE = "pg_table_size(leaf.oid)"
 _ESTIMATED_SIZE = "(leaf.relpages + coalesce(toast.relpages, 0)) * current_setting('block_size')::bigint"
 
 
-def published_tables(connection: Connection, publication: str) -> list[PublishedTable]:
+def published_tables(
+    connection: Connection, publication: str, only: Sequence[TableId] | None = None
+) -> list[PublishedTable]:
     """The tables whose changes the publication sends, by name; roots or leaves as publish_via_partition_root says.
+
+    All of them, or `only` these: finding out how large a table is opens it and each of its partitions.
 
     Where another session has one of them locked, sizes are what the last VACUUM or ANALYZE saw.
     """
     publication_facts(connection, publication)
     members = published_relations(connection.info.server_version)
-    doing, parameters = "reading the publication's tables", {"publication": publication}
+    doing, parameters = "reading the publication's tables", {"publication": publication, "only": _oids(only)}
     try:
         with impatient(connection, _PATIENCE_SECONDS):
             rows = fetch_all(connection, members + _TABLES.replace("{bytes}", _SIZE), parameters, doing=doing)
@@ -204,6 +214,11 @@ def published_tables(connection: Connection, publication: str) -> list[Published
             estimated_rows=estimated_rows,
             relation_bytes=relation_bytes,
             relkind=relkind,
+            relation_count=relation_count,
         )
-        for oid, namespace, name, row_filter, columns, estimated_rows, relation_bytes, relkind in rows
+        for oid, namespace, name, row_filter, columns, estimated_rows, relation_bytes, relkind, relation_count in rows
     ]
+
+
+def _oids(ids: Sequence[TableId] | None) -> list[int] | None:
+    return None if ids is None else [int(id) for id in ids]

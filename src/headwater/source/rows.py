@@ -6,7 +6,7 @@ value they gave.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
@@ -15,12 +15,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from psycopg import sql
+from psycopg.rows import dict_row
 
-from headwater.errors import ProtocolError, Retry, SchemaError, ValueOutOfRange
+from headwater.errors import ProtocolError, Retry, SchemaError, StartAgain, ValueOutOfRange
 from headwater.events import SourceRead, SourceSnapshot
-from headwater.schema.table import ColumnSchema, ReplicatedTableSchema
+from headwater.schema.table import ColumnSchema, ReplicatedTableSchema, TableName
 from headwater.schema.types import BUILT_IN
 from headwater.source.catalog_look import insert_position
+from headwater.source.partitions import PARTITION_TREE, locks_to_read, relation_storages
+from headwater.source.pg_types import TEXT_FORM
+from headwater.source.same_relation import after_reading, require_same
+from headwater.source.server import locks_for
 from headwater.source.session import Connection, fetch_all, fetch_one, impatient, translating
 from headwater.wire.copy_binary import CopyDecoder
 
@@ -38,13 +43,18 @@ _RELATION = """
 SELECT n.nspname::text, c.relname::text, c.relkind::text, pg_current_snapshot()::text, pg_is_in_recovery()
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %s
 """
+_LEAVES = (
+    PARTITION_TREE
+    + """
+SELECT t.oid::bigint, n.nspname::text, c.relname::text
+FROM tree t JOIN pg_class c ON c.oid = t.oid JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE t.relkind <> 'p' ORDER BY t.oid
+"""
+)
+_READERS = 8
+"""Tables of a batch are written side by side, and each may read."""
 _LOCK_SECONDS = 5.0
 """How long a batch of all tables may wait for a statement that has one of them for itself."""
-
-# As the stream shows it, by the type's output function: a cast to text is another function for some types (it adds /32 to
-# an inet). IS NOT NULL would be false for a composite value with a NULL in it.
-_OUTPUT = "CASE WHEN num_nulls(s.{0}) = 0 THEN concat(s.{0}) END"
-
 
 # No column of a table can have this name.
 _WRITTEN_BY = ColumnSchema("xmin", BUILT_IN[20])
@@ -54,14 +64,19 @@ def read_rows(connection: Connection, schema: ReplicatedTableSchema, keys: pa.Ta
     """The rows that have one of the keys now, all replicated columns; keys that are gone are missing in the answer."""
     doing = f"reading rows of {schema.name}"
     table = _relation(connection, schema)
+    storages = relation_storages(connection, [schema.id])
     with impatient(connection, _LOCK_SECONDS), translating(doing), connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-        # Before the snapshot is taken: the rows of a table that is rewritten behind it would look deleted.
+        # Before the snapshot is taken: the rows of a table that is rewritten behind it would look deleted. A lock on a
+        # partitioned table keeps nobody from rewriting a partition, hence the storages.
         connection.execute(sql.SQL("LOCK TABLE ONLY {} IN ACCESS SHARE MODE").format(table.name))
         under_lock = _relation(connection, schema)
         if under_lock.name != table.name:
             raise _not_the_same(schema, "it was renamed meanwhile")
         rows = _read(connection, schema, table, keys)
+        _require_relation(connection, schema, under_lock.named, schema.id)
+        if relation_storages(connection, [schema.id]) != storages:
+            raise _not_the_same(schema, "it, or a partition of it, was rewritten meanwhile")
     written_by = rows.column(_WRITTEN_BY.name).to_numpy().astype(np.uint32)
     position = insert_position(connection)
     return SourceRead(schema, keys, rows.drop_columns([_WRITTEN_BY.name]), written_by, under_lock.snapshot, position)
@@ -71,10 +86,14 @@ def read_rows(connection: Connection, schema: ReplicatedTableSchema, keys: pa.Ta
 class _Relation:
     """The table by its oid: its name may be another one by now, and another table's."""
 
-    name: sql.Identifier
+    named: TableName
     with_children: bool
     """Rows of a partitioned table lie in its leaves; those of tables that inherit from a plain one are not its own."""
     snapshot: SourceSnapshot
+
+    @property
+    def name(self) -> sql.Identifier:
+        return sql.Identifier(self.named.namespace, self.named.name)
 
 
 def _relation(connection: Connection, schema: ReplicatedTableSchema) -> _Relation:
@@ -86,7 +105,18 @@ def _relation(connection: Connection, schema: ReplicatedTableSchema) -> _Relatio
     if in_recovery:
         # A standby does not list what runs: all from the first on may.
         snapshot = SourceSnapshot(snapshot.first_running, snapshot.first_running)
-    return _Relation(sql.Identifier(namespace, name), kind == "p", snapshot)
+    return _Relation(TableName(namespace, name), kind == "p", snapshot)
+
+
+def _require_relation(connection: Connection, schema: ReplicatedTableSchema, name: TableName, oid: int) -> None:
+    """What was read was this relation: its name may have led elsewhere, if only for a moment."""
+    cursor = connection.cursor(row_factory=dict_row)
+    found = cursor.execute(after_reading(name, oid).encode()).fetchone()
+    assert found is not None
+    try:
+        require_same(schema.name, None, found)
+    except StartAgain as error:
+        raise _not_the_same(schema, error.detail) from error
 
 
 def _not_the_same(schema: ReplicatedTableSchema, detail: str) -> SchemaError:
@@ -99,9 +129,8 @@ def _not_the_same(schema: ReplicatedTableSchema, detail: str) -> SchemaError:
 
 
 def _read(connection: Connection, schema: ReplicatedTableSchema, table: _Relation, keys: pa.Table) -> pa.Table:
-    decoder = CopyDecoder([*schema.columns, _WRITTEN_BY])
     if keys.num_rows == 0:
-        return decoder.schema.empty_table()
+        return _empty(schema)
     if not schema.key:
         raise SchemaError(
             f"rows of {schema.name} cannot be read by key",
@@ -115,12 +144,49 @@ def _read(connection: Connection, schema: ReplicatedTableSchema, table: _Relatio
     if missing:
         raise _not_the_same(schema, f"columns {', '.join(missing)} are gone from the source, or have another type")
     parameters = [_key_texts(schema, name, keys.column(name)) for name in schema.key]
-    with connection.cursor().copy(_statement(schema, table, types), parameters) as copy:
+
+    def read(source: sql.Composable) -> pa.Table:
+        return _read_from(connection, schema, _statement(schema, source, types), parameters)
+
+    if not table.with_children:
+        return read(sql.SQL("ONLY {}").format(table.name))
+    if locks_to_read(connection, schema.id) <= locks_for(connection, _READERS):
+        return read(table.name)
+    return pa.concat_tables([_empty(schema), *_read_leaves(connection, schema, read)])
+
+
+def _read_leaves(
+    connection: Connection, schema: ReplicatedTableSchema, read: Callable[[sql.Composable], pa.Table]
+) -> Iterator[pa.Table]:
+    """One leaf after the other, at the same snapshot and with the locks of one at a time: a savepoint gives them back."""
+    for oid, namespace, name in fetch_all(
+        connection, _LEAVES, {"tops": [schema.id]}, doing=f"listing the partitions of {schema.name}"
+    ):
+        leaf = TableName(namespace, name)
+        connection.execute("SAVEPOINT one_leaf")
+        yield read(sql.SQL("ONLY {}").format(sql.Identifier(namespace, name)))
+        _require_relation(connection, schema, leaf, oid)
+        connection.execute("ROLLBACK TO SAVEPOINT one_leaf; RELEASE SAVEPOINT one_leaf")
+
+
+def _read_from(
+    connection: Connection, schema: ReplicatedTableSchema, statement: sql.Composed, parameters: list[list[str | None]]
+) -> pa.Table:
+    decoder = _decoder(schema)
+    with connection.cursor().copy(statement, parameters) as copy:
         frames = np.frombuffer(b"".join(_frames(copy)), np.uint8)
     batch = decoder.decode(frames)
     if not decoder.ended:
         raise ProtocolError(f"COPY of {schema.name} stopped without its trailer")
-    return decoder.schema.empty_table() if batch is None else pa.Table.from_batches([batch])
+    return _empty(schema) if batch is None else pa.Table.from_batches([batch])
+
+
+def _decoder(schema: ReplicatedTableSchema) -> CopyDecoder:
+    return CopyDecoder([*schema.columns, _WRITTEN_BY])
+
+
+def _empty(schema: ReplicatedTableSchema) -> pa.Table:
+    return _decoder(schema).schema.empty_table()
 
 
 def _frames(blocks: Iterable[Any]) -> Iterable[bytes]:
@@ -130,13 +196,13 @@ def _frames(blocks: Iterable[Any]) -> Iterable[bytes]:
         yield bytes(block)
 
 
-def _statement(schema: ReplicatedTableSchema, table: _Relation, types: dict[str, str]) -> sql.Composed:
+def _statement(schema: ReplicatedTableSchema, source: sql.Composable, types: dict[str, str]) -> sql.Composed:
     """A key asked for twice is answered once; only our side of the comparison is cast, so that an index serves it.
 
     To the base of a domain: what the source's owners check a domain by is not run by us.
     """
     columns = [
-        sql.SQL("s.{}" if column.type.binary else _OUTPUT).format(sql.Identifier(column.name))
+        sql.SQL("{0}" if column.type.binary else TEXT_FORM).format(sql.Identifier("s", column.name))
         for column in schema.columns
     ]
     names = [sql.Identifier(f"k{i}") for i in range(len(schema.key))]
@@ -149,12 +215,12 @@ def _statement(schema: ReplicatedTableSchema, table: _Relation, types: dict[str,
         sql.SQL("s.{} = k.{}").format(sql.Identifier(key), name) for name, key in zip(names, schema.key, strict=True)
     ]
     return sql.SQL(
-        "COPY (SELECT {columns}, s.xmin::text::int8 FROM {table} AS s "
+        "COPY (SELECT {columns}, s.xmin::text::int8 FROM {source} AS s "
         "JOIN (SELECT DISTINCT {casts} FROM unnest({arrays}) AS t({names})) AS k ON {matches}) "
         "TO STDOUT (FORMAT binary)"
     ).format(
         columns=sql.SQL(", ").join(columns),
-        table=table.name if table.with_children else sql.SQL("ONLY {}").format(table.name),
+        source=source,
         casts=sql.SQL(", ").join(casts),
         arrays=sql.SQL(", ").join([sql.SQL("%s::text[]")] * len(names)),
         names=sql.SQL(", ").join(names),

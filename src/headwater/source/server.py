@@ -7,9 +7,15 @@ from typing import Any
 
 import psycopg
 
-from headwater.errors import SourceError
+from headwater.errors import ConnectionLost, SourceError
 from headwater.lsn import EndLsn
-from headwater.source.session import Connection, fetch_one, translating
+from headwater.source.session import Connection, fetch_one, shut_down_after, translating
+
+_IDENTIFY_SECONDS = 30.0
+_DEFAULT_LOCKS = 64 * 100
+_OUR_PART = 4
+"""A quarter: whoever finds the lock table full fails, with "out of shared memory", and that is anybody."""
+_FEWEST_LOCKS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +32,12 @@ class ServerFacts:
     in_recovery: bool
     timeline: int | None
     """None on a standby, whose timeline is its primary's to say."""
+    lock_table_size: int = _DEFAULT_LOCKS
+    """How many locks all sessions of the server may hold together (besides a few that each has to itself)."""
+
+    def locks_for(self, holders: int) -> int:
+        """How many relations each of some holders of ours may lock at a time: all of them leave most of the table to others."""
+        return _part_of(self.lock_table_size, holders)
 
     @property
     def major(self) -> int:
@@ -42,14 +54,21 @@ SELECT current_setting('server_version'),
        -- pg_settings gives the bare number in the setting's unit, which is ms.
        (SELECT setting::int FROM pg_settings WHERE name = 'wal_sender_timeout'),
        pg_is_in_recovery(),
-       CASE WHEN NOT pg_is_in_recovery() THEN left(pg_walfile_name(pg_current_wal_lsn()), 8) END
+       CASE WHEN NOT pg_is_in_recovery() THEN left(pg_walfile_name(pg_current_wal_lsn()), 8) END,
+       {lock_table_size}
+"""
+_LOCK_TABLE_SIZE = """
+current_setting('max_locks_per_transaction')::int
+    * (current_setting('max_connections')::int + current_setting('max_prepared_transactions')::int)
 """
 
 
 def server_facts(connection: Connection) -> ServerFacts:
-    row = fetch_one(connection, _FACTS, doing="asking the server for its settings")
+    row = fetch_one(
+        connection, _FACTS.replace("{lock_table_size}", _LOCK_TABLE_SIZE), doing="asking the server for its settings"
+    )
     assert row is not None
-    version, database, database_oid, wal_level, slots, senders, sender_timeout, in_recovery, timeline = row
+    version, database, database_oid, wal_level, slots, senders, sender_timeout, in_recovery, timeline, locks = row
     return ServerFacts(
         version_number=connection.info.server_version,
         version=version,
@@ -62,7 +81,19 @@ def server_facts(connection: Connection) -> ServerFacts:
         wal_sender_timeout_ms=sender_timeout,
         in_recovery=in_recovery,
         timeline=int(timeline, 16) if timeline is not None else None,
+        lock_table_size=locks,
     )
+
+
+def locks_for(connection: Connection, holders: int = 1) -> int:
+    """As `ServerFacts.locks_for`, asked for by itself."""
+    row = fetch_one(connection, f"SELECT {_LOCK_TABLE_SIZE}", doing="asking for the size of the lock table")
+    assert row is not None
+    return _part_of(row[0], holders)
+
+
+def _part_of(lock_table_size: int, holders: int) -> int:
+    return max(_FEWEST_LOCKS, lock_table_size // _OUR_PART // max(1, holders))
 
 
 def system_identifier(connection: Connection) -> str:
@@ -89,9 +120,16 @@ def _identify_system(connection: Connection) -> str:
         translating("asking for the system identifier"),
         psycopg.connect(**parameters, autocommit=True) as replication,
     ):
-        # psycopg's own methods speak the extended protocol, which a replication session refuses.
-        result = replication.pgconn.exec_(b"IDENTIFY_SYSTEM")
+        # psycopg's own methods speak the extended protocol, which a replication session refuses. This one waits for ever.
+        with shut_down_after(replication, _IDENTIFY_SECONDS) as late:
+            result = replication.pgconn.exec_(b"IDENTIFY_SYSTEM")
         value = result.get_value(0, 0) if result.ntuples else None
+    if late.is_set():
+        raise ConnectionLost(
+            "the server fell silent while it was asked for the system identifier",
+            detail=f"IDENTIFY_SYSTEM got no answer for {_IDENTIFY_SECONDS:.0f} s",
+            hint="Look for a proxy that holds connections open without forwarding; the connection is made again by itself.",
+        )
     if value is None:
         raise SourceError(
             "the server did not tell its system identifier",

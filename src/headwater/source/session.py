@@ -25,32 +25,21 @@ from headwater.errors import (
     Retry,
     ServerError,
 )
+from headwater.limits import limit_reached, naming_limits
 from headwater.source.connect_errors import connect_error, lacks_binding, one_line
+from headwater.source.patient import PatientConnection
 from headwater.wire.hosts import ROLE_QUERY, ServerRole, connect_to_first
+from headwater.wire.patience import Patience, Verdict
 from headwater.wire.server_errors import without_values
 from headwater.wire.settings import ConnectSettings
-from headwater.wire.tls import check_files
+from headwater.wire.startup import PINNED, PINNED_SINCE, RESTRICTED
+from headwater.wire.tls import check_files, naming_limits_of_files
 from headwater.wire.transport import not_ready
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 Parameters = Sequence[Any] | Mapping[str, Any] | None
 
 LOCK_NOT_AVAILABLE = "55P03"
-
-PINNED: dict[str, str] = {
-    "statement_timeout": "0",
-    "lock_timeout": "0",
-    "idle_in_transaction_session_timeout": "0",
-    "DateStyle": "ISO, MDY",
-    "IntervalStyle": "postgres",
-    "TimeZone": "UTC",
-    "extra_float_digits": "3",
-    "bytea_output": "hex",
-    "search_path": "pg_catalog",
-    "row_security": "off",
-    "default_transaction_isolation": "read committed",
-}
-_SINCE: dict[str, int] = {"idle_session_timeout": 140000, "transaction_timeout": 170000}
 
 
 def connect(
@@ -59,8 +48,13 @@ def connect(
     application_name: str | None = None,
     autocommit: bool = True,
     tcp_user_timeout_seconds: float | None = None,
-) -> Connection:
+    longest_seconds: float | None = None,
+    writes: bool = False,
+) -> PatientConnection:
     """Open a session with everything pinned, on the first server that serves.
+
+    Statements may take their time while the server is at work, unless `longest_seconds` says otherwise. One that `writes` sets
+    default_transaction_read_only aside, which a role or a database may have; the others keep it.
 
     Raises ConnectError, AuthenticationError, TlsError or PrivilegeError.
     """
@@ -70,20 +64,31 @@ def connect(
     if tcp_user_timeout_seconds is not None:
         further["tcp_user_timeout"] = round(tcp_user_timeout_seconds * 1000)
     connection = connect_to_first(
-        settings, lambda server: _open(server, further), lambda connection: _ask_role(connection, settings)
+        settings,
+        lambda server: _open(server, further, longest_seconds),
+        lambda connection: _ask_role(connection, settings),
     )
+    if writes:
+        # Only after the server was chosen: target_session_attrs "read-write" asks for the default too, as in libpq.
+        try:
+            with _answering_in_time(connection, settings), translating("allowing the session to write"):
+                connection.execute("SET default_transaction_read_only = off")
+        except BaseException:
+            connection.close()
+            raise
     connection.autocommit = autocommit
     return connection
 
 
-def _open(settings: ConnectSettings, further: Mapping[str, Any]) -> Connection:
+def _open(settings: ConnectSettings, further: Mapping[str, Any], longest_seconds: float | None) -> PatientConnection:
     if not settings.is_unix_socket:
-        check_files(settings.tls)
+        with naming_limits_of_files(settings):
+            check_files(settings.tls)
     connection = _connected({**settings.conninfo(), **further}, settings)
     if isinstance(connection, HeadwaterError):
         raise connection
     try:
-        with _answering_in_time(connection, settings):
+        with naming_limits(f"connecting to {settings.address}"), _answering_in_time(connection, settings):
             _pin(connection)
     except psycopg.Error as error:
         connection.close()
@@ -91,42 +96,66 @@ def _open(settings: ConnectSettings, further: Mapping[str, Any]) -> Connection:
     except ConnectError:
         connection.close()
         raise
+    connection.patience = Patience(settings, _ask_about, connection.info.backend_pid)
+    connection.longest_seconds = longest_seconds
     return connection
 
 
-def _connected(arguments: Mapping[str, Any], settings: ConnectSettings) -> Connection | HeadwaterError:
+def _ask_about(settings: ConnectSettings, backend_pid: int) -> Verdict:
+    """What became of a session on the one server that these settings name. Over our own connection, which knows a refusal by its
+    code: libpq has its text only, and servers translate that."""
+    # Here and not above: it brings numba, which takes a second, and few commands ever ask.
+    from headwater.wire.connection import ask_about
+
+    return ask_about(settings, backend_pid)
+
+
+def _connected(arguments: Mapping[str, Any], settings: ConnectSettings) -> PatientConnection | HeadwaterError:
     """The error is returned, not raised from here: psycopg's own would stay in its context, and with it the open socket."""
     try:
         # Prepared statements would outlive a pooler's server connection; nothing here is hot enough to need them.
-        return psycopg.connect(**arguments, autocommit=True, prepare_threshold=None)
+        return PatientConnection.connect(**arguments, autocommit=True, prepare_threshold=None)
     except psycopg.Error as error:
         if settings.tls.verifies and lacks_binding(error) and "channel_binding" not in arguments:
             # A certificate that cannot be bound but is verified already says who the server is.
             return _connected({**arguments, "channel_binding": "disable"}, settings)
         return connect_error(error, settings)
+    except OSError as error:
+        # psycopg waits with a file of its own.
+        limit = limit_reached(error, f"connecting to {settings.address}")
+        if limit is None:
+            raise
+        return limit
 
 
 @contextmanager
 def _answering_in_time(connection: Connection, settings: ConnectSettings) -> Iterator[None]:
-    """psycopg's timeout ends where the login does, and then it waits as long as it takes. Past the time to connect the
-    socket is shut down under it."""
-    late = threading.Event()
-    with socket.socket(fileno=os.dup(connection.fileno())) as same:
-
-        def shut_down() -> None:
-            late.set()
-            with suppress(OSError):
-                same.shutdown(socket.SHUT_RDWR)
-
-        timer = threading.Timer(settings.connect_timeout_seconds, shut_down)
-        timer.daemon = True
-        timer.start()
+    """psycopg's timeout ends where the login does."""
+    with shut_down_after(connection, settings.connect_timeout_seconds) as late:
         try:
             yield
         except (psycopg.Error, ConnectionLost):
             if late.is_set():
                 raise not_ready(settings) from None
             raise
+
+
+@contextmanager
+def shut_down_after(connection: Connection, seconds: float) -> Iterator[threading.Event]:
+    """For what waits as long as it takes: past the time its socket is shut down under it, and the event is set."""
+    late = threading.Event()
+    with naming_limits("watching over a session"), socket.socket(fileno=os.dup(connection.fileno())) as same:
+
+        def shut_down() -> None:
+            late.set()
+            with suppress(OSError):
+                same.shutdown(socket.SHUT_RDWR)
+
+        timer = threading.Timer(seconds, shut_down)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield late
         finally:
             timer.cancel()
             timer.join()
@@ -141,11 +170,12 @@ def _ask_role(connection: Connection, settings: ConnectSettings) -> ServerRole:
 
 def _pin(connection: Connection) -> None:
     version = connection.info.server_version
-    pinned = PINNED | {name: "0" for name, since in _SINCE.items() if version >= since}
+    pinned = PINNED | {name: "0" for since, name in PINNED_SINCE if version >= since}
     connection.execute(
         "SELECT pg_catalog.set_config(name, value, false) FROM unnest(%s::text[], %s::text[]) AS pinned(name, value)",
         (list(pinned), list(pinned.values())),
     )
+    connection.execute(RESTRICTED)
 
 
 def translated(error: psycopg.Error, doing: str) -> HeadwaterError:

@@ -127,7 +127,8 @@ def _lsn(text: str | None) -> EndLsn | None:
 def create_slot(connection: WireConnection, name: str, *, failover: bool = False) -> EndLsn:
     """Make a pipeline's slot; where it begins. Waits for every open transaction."""
     options = " (FAILOVER)" if failover else ""
-    row = connection.query(f"CREATE_REPLICATION_SLOT {quote_identifier(name)} LOGICAL {PLUGIN}{options}")[0]
+    command = f"CREATE_REPLICATION_SLOT {quote_identifier(name)} LOGICAL {PLUGIN}{options}"
+    row = connection.query(command, waits=True)[0]
     return EndLsn.parse(row["consistent_point"] or "")
 
 

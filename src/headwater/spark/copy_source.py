@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import pyarrow as pa
@@ -28,7 +28,6 @@ from headwater.spark.map_in_arrow import ArrowFunction, map_in_arrow
 from headwater.spark.task_errors import telling
 from headwater.spark.types import spark_columns, spark_schema
 from headwater.wire.settings import ConnectSettings
-from headwater.wire.tls import with_contents
 
 _LOCAL_MASTER = re.compile(r"local(?:\[\s*(\*|\d+)\s*(?:,\s*\d+\s*)?\])?")
 
@@ -50,7 +49,7 @@ def copy_dataframe(
     tasks = plan.tasks(task_limit(spark.conf.get("spark.master", "") or "", max_connections))
     if not tasks:  # a partitioned table without a leaf
         return spark.createDataFrame([], spark_schema(schema))
-    origin = _portable(CopyOrigin(settings, snapshot_name, plan.server_started_at, schema.columns))
+    origin = CopyOrigin(settings, snapshot_name, plan.server_started_at, schema.columns).portable()
     read = telling(_task_reader(origin, tasks, rows_read))
     return map_in_arrow(spark.range(0, len(tasks), 1, numPartitions=len(tasks)), read, spark_schema(schema))
 
@@ -78,11 +77,6 @@ def _local_cores(master: str) -> int | None:
     if found is None:
         return None
     return (os.cpu_count() or 1) if found[1] == "*" else int(found[1] or 1)
-
-
-def _portable(origin: CopyOrigin) -> CopyOrigin:
-    """Executors may have none of the driver's files: certificates and keys travel as text, beside the password."""
-    return replace(origin, settings=with_contents(origin.settings))
 
 
 def _task_reader(
@@ -173,7 +167,7 @@ def register_copy_source(spark: SparkSession, *snapshots: ExportedSnapshot, max_
     """Make the tables of these exported snapshots readable as `postgres_copy`, instead of those registered before."""
     limit = task_limit(spark.conf.get("spark.master", "") or "", max_connections)
     copies = {
-        (snapshot.snapshot_name, name): PlannedCopy(_portable(snapshot.origin(name)), table.plan.tasks(limit))
+        (snapshot.snapshot_name, name): PlannedCopy(snapshot.origin(name).portable(), table.plan.tasks(limit))
         for snapshot in snapshots
         for name, table in snapshot.tables.items()
     }

@@ -28,6 +28,7 @@ from headwater.errors import (
     HeadwaterError,
     SparkLost,
 )
+from headwater.limits import limit_reached
 from headwater.private_files import temporary_directory
 from headwater.spark.causes import is_unreachable, java_causes, root_cause
 from headwater.spark.jars import check, jar_settings
@@ -36,6 +37,8 @@ from headwater.spark.sql_text import SQL_TEXT
 from headwater.spark.task_errors import found_in
 
 _MAX_DETAIL = 600
+SCHEDULING_POOL = "spark.scheduler.pool"
+"""A property of the thread whose jobs go into it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +132,11 @@ _DEFAULTS: dict[str, str] = {
     "spark.scheduler.mode": "FAIR",
     # A batch is small: every shuffle partition beyond the cores is a task that does nothing.
     "spark.sql.shuffle.partitions": "4",
+    # These pools start a thread for each task until they are full, also while others are idle, and by default that is at 1,024:
+    # two small batches a second led to 900 threads. At most 8 tables are written at once; each waits in a thread of the second.
+    "spark.sql.shuffleExchange.maxThreadThreshold": "16",
+    "spark.sql.resultQueryStage.maxThreadThreshold": "16",
+    "spark.sql.broadcastExchange.maxThreadThreshold": "16",
     # What a UI would show is kept in memory for the whole run.
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -144,14 +152,17 @@ def jvm_alive(spark: SparkSession) -> bool:
     """Whether the JVM of this session still answers."""
     try:
         return not spark.sparkContext._jsc.sc().isStopped()
-    except Exception:
-        return False
+    except Exception as error:
+        # A thread's first call opens a socket of its own: one that cannot be had says nothing of the JVM.
+        return limit_reached(error, "asking the JVM") is not None
 
 
 def translate(error: BaseException) -> HeadwaterError:
     """What an error of Spark or Py4J means to us. A lost JVM is SparkLost; every commit under way is unknown then."""
     if isinstance(error, HeadwaterError):
         return error
+    if not java_causes(error) and (limit := limit_reached(error, "calling Spark")) is not None:
+        return limit
     if is_jvm_lost(error):
         return SparkLost(
             "the JVM that runs Spark is gone",

@@ -7,7 +7,7 @@ is written. What a table is made of then travels in its write's own task.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -57,7 +57,7 @@ def read_in_one_job(
     spark: SparkSession, tables: Sequence[SmallTable], most_tasks: int, budget_bytes: int
 ) -> Mapping[TableId, Outcome]:
     """Read all of them at once, by at most `most_tasks` connections. What went wrong with a table is its own answer."""
-    tasks = deal(tables, most_tasks)
+    tasks = deal([replace(table, origin=table.origin.portable()) for table in tables], most_tasks)
     if not tasks:
         return {}
     read = _reader(tasks, budget_bytes // len(tasks))

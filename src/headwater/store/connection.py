@@ -8,13 +8,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import psycopg
 
-from headwater.errors import ConnectError, ConnectionLost, HeadwaterError, SourceError, StoreError, StoreUnavailable
+from headwater.errors import (
+    ConnectError,
+    ConnectionLost,
+    HeadwaterError,
+    LimitReached,
+    SourceError,
+    StoreError,
+    StoreUnavailable,
+)
 from headwater.source.session import Connection, connect, lost
 from headwater.store.queries import queries
 from headwater.store.refusal import refusal_hint
@@ -50,6 +58,16 @@ class StoreConnection:
         self._application_name = application_name
         self._lock = threading.RLock()
         self._connection: Connection | None = None
+
+    def is_to(self, settings: ConnectSettings) -> bool:
+        """Whether it leads to the same database of the same servers, as far as the settings tell."""
+        own = self._settings
+        return (own.host, own.port, own.database) == (settings.host, settings.port, settings.database)
+
+    def interrupt_with(self, stop: threading.Event) -> None:
+        """Once it is set, sessions opened from now on are not waited for when they are silent."""
+        with self._lock:
+            self._settings = replace(self._settings, interrupt=stop)
 
     def __enter__(self) -> Self:
         self._lock.acquire()
@@ -105,13 +123,20 @@ class StoreConnection:
             return self._connection
         try:
             self._connection = connect(
-                self._settings, application_name=self._application_name, tcp_user_timeout_seconds=_NOTICE_SECONDS
+                self._settings,
+                application_name=self._application_name,
+                tcp_user_timeout_seconds=_NOTICE_SECONDS,
+                # All that is recorded is small: an answer that takes longer does not come.
+                longest_seconds=self._settings.answer_timeout_seconds,
+                writes=True,
             )
             # What is recorded has to be durable before it is confirmed to Postgres (invariant 2).
             self._connection.execute(
                 "SELECT set_config(name, 'on', false) FROM pg_settings "
                 "WHERE name = 'synchronous_commit' AND setting = 'off'"
             )
+        except LimitReached as error:
+            raise self._unavailable(error.summary, error.hint) from error
         except (ConnectError, ConnectionLost) as error:
             raise self._unavailable(error.detail) from error
         except SourceError as error:
@@ -121,11 +146,12 @@ class StoreConnection:
             raise _SessionLost(type(error).__name__) from error
         return self._connection
 
-    def _unavailable(self, why: str) -> StoreUnavailable:
+    def _unavailable(self, why: str, hint: str = "") -> StoreUnavailable:
         return StoreUnavailable(
             f"the store at {self._settings.address} is out of reach",
             detail=why,
-            hint="Nothing is lost and nothing confirmed meanwhile; check that the server runs. It is tried again.",
+            hint=hint
+            or "Nothing is lost and nothing confirmed meanwhile; check that the server runs. It is tried again.",
         )
 
     def close(self) -> None:

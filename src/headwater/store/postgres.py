@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from importlib import resources
+from threading import Event
 from typing import Any
 
 from headwater.contracts.stores import (
@@ -46,6 +47,12 @@ class PostgresStore(PipelineStore):
         self._cache = MemoryStore()
         self._schemas_loaded = False
         self._token: str | None = None
+
+    def interrupt_with(self, stop: Event) -> None:
+        self._connection.interrupt_with(stop)
+
+    def is_in(self, source: ConnectSettings) -> bool:
+        return self._connection.is_to(source)
 
     def start(self) -> None:
         """Connect and bring the tables up to date; where they are, nothing is written."""

@@ -39,7 +39,7 @@ class FaultPoint:
         return PostgresStore(settings, pipeline_id)
 
     def progress(self) -> Progress:
-        """Progress that is the other one: the board tells it each state, also those that no store ever sees."""
+        """Progress that is the other one: the table states tell it each state, also those that no store ever sees."""
         return _DyingProgress(self) if self.moment is Moment.AFTER else Progress()
 
 

@@ -129,7 +129,7 @@ def create_shop(connection: Connection, rows: int = 200_000) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class CommitSample:
-    """When a transaction was committed, by our clock, and a position at or just past its end."""
+    """When a transaction was committed, by `time.monotonic`, and a position at or just past its end."""
 
     position: int
     committed_at: float
@@ -184,7 +184,7 @@ class ShopWriter:
             connection.rollback()
             return
         connection.commit()
-        committed_at = time.time()
+        committed_at = time.monotonic()
         self.transactions += 1
         self.rows_written += written
         row = connection.execute("select pg_current_wal_flush_lsn() - '0/0'::pg_lsn").fetchone()

@@ -114,8 +114,11 @@ class Inbox:
 
     @property
     def is_full(self) -> bool:
-        """Whether the next message has no room behind what is there: time to take a chunk, if there is one."""
-        return self._end == len(self._buffer) or self._needed > len(self._buffer) - self._whole
+        """Whether nothing more can be received behind what is there, or no whole message: time to take a chunk, if there
+        is one."""
+        if self._end == len(self._buffer):
+            return True
+        return self._whole > self._start and self._needed > len(self._buffer) - self._whole
 
     def receive(self) -> int:
         """Receive once, without waiting. 0 when nothing has come."""
@@ -144,7 +147,7 @@ class Inbox:
             # The chunk takes the buffer along; less than half would pin more memory than it holds, so it is copied.
             chunk = Chunk(self._buffer[start:whole])
             self._start = whole
-            self._renew(max(self._capacity, self._needed))
+            self._renew(max(self._capacity, self._begun()))
             return chunk
         chunk = Chunk(self._buffer[start:whole].copy())
         self._start = whole
@@ -208,9 +211,13 @@ class Inbox:
         if self._start == self._end:
             self._start = self._whole = self._end = 0
 
+    def _begun(self) -> int:
+        """Room for the message that has begun, as far as it has come: a header alone may announce 1 GiB and bring nothing."""
+        return min(self._needed, 4 * (self._end - self._whole))
+
     def _make_room(self) -> None:
         """Called with the buffer full, or with a message that cannot fit behind what stands before it."""
-        size = max(self._capacity, self._needed + self._whole - self._start)
+        size = max(self._capacity, self._begun() + self._whole - self._start)
         if self._start > 0 and size <= len(self._buffer):
             kept = self._end - self._start
             self._buffer[:kept] = self._buffer[self._start : self._end].copy()

@@ -25,11 +25,13 @@ from headwater.wire.commands import identifier, literal, slot_named_in
 from headwater.wire.hosts import ROLE_QUERY, ServerRole, connect_to_first
 from headwater.wire.messages import ErrorFields, Message
 from headwater.wire.pacing import Pacing
+from headwater.wire.patience import Patience, Verdict, silent
+from headwater.wire.probe import what_became_of
 from headwater.wire.replication import ReplicationStream
 from headwater.wire.server_errors import to_error
-from headwater.wire.settings import ConnectSettings, TlsMode
-from headwater.wire.startup import PINNED, PINNED_SINCE
-from headwater.wire.tls import alerted, check_files
+from headwater.wire.settings import ConnectSettings, TargetSessionAttrs, TlsMode
+from headwater.wire.startup import PINNED, PINNED_SINCE, RESTRICTED, RESTRICTED_SINCE
+from headwater.wire.tls import alerted, check_files, naming_limits_of_files
 from headwater.wire.transport import Transport, not_ready, open_transport
 
 _log = logging.getLogger(__name__)
@@ -46,6 +48,7 @@ class WireConnection:
         self._key = b""
         self.parameters: dict[str, str] = {}
         self.backend_pid = 0
+        self.patience = Patience(settings, ask_about)
 
     @classmethod
     def connect(
@@ -65,7 +68,8 @@ class WireConnection:
     ) -> WireConnection:
         if settings.tls.mode is TlsMode.PREFER and not settings.is_unix_socket:
             # Files that cannot be used are the user's to mend, and no reason to go on in plain.
-            check_files(settings.tls)
+            with naming_limits_of_files(settings):
+                check_files(settings.tls)
         deadline = time.monotonic() + settings.connect_timeout_seconds
         try:
             return cls._open(settings, replication, options, deadline)
@@ -89,7 +93,8 @@ class WireConnection:
         transport = open_transport(settings, deadline)
         try:
             if settings.tls.mode is not TlsMode.DISABLE and not settings.is_unix_socket:
-                transport.start_tls(settings, deadline)
+                with naming_limits_of_files(settings):
+                    transport.start_tls(settings, deadline)
             connection = cls(settings, transport)
             connection._start_session(replication, options)
         except BaseException:
@@ -122,13 +127,14 @@ class WireConnection:
                 raise to_error(messages.parse_error_fields(body), self._settings, starting=True)
             elif kind == messages.BACKEND_KEY:
                 self.backend_pid, self._key = messages.parse_backend_key(body)
+                self.patience.backend_pid = self.backend_pid
             elif kind == messages.SYNC_END:
                 break
             elif kind != messages.NEGOTIATE_VERSION and not self.take_asynchronous(message):
                 raise _unexpected(kind, "while the session starts")
         newer = [name for since, name in PINNED_SINCE if self.server_version >= since and name not in options]
-        if newer:
-            self.query("; ".join(f"SET {name} = 0" for name in newer))
+        if self.server_version >= RESTRICTED_SINCE:
+            self.query("; ".join([*(f"SET {name} = 0" for name in newer), RESTRICTED]))
 
     def _next_while_starting(self, allowed: Mapping[bytes, int]) -> Message:
         try:
@@ -158,9 +164,12 @@ class WireConnection:
     def closed(self) -> bool:
         return self._transport.closed
 
-    def query(self, sql: str) -> list[dict[str, str | None]]:
-        """Run SQL or a replication command; the rows of its last result, as text. Waits as long as it takes."""
-        self._begin("query", sql)
+    def query(self, sql: str, *, waits: bool = False) -> list[dict[str, str | None]]:
+        """Run SQL or a replication command; the rows of its last result, as text.
+
+        One that `waits` for others, or works for long, has no deadline while the server is at work (see `patience`).
+        """
+        self._begin("query", sql, None if waits else self._settings.answer_timeout_seconds)
         names: list[str] = []
         rows: list[dict[str, str | None]] = []
         failure: ErrorFields | None = None
@@ -207,6 +216,8 @@ class WireConnection:
                 inbox.split_copy_data()
                 if inbox.whole_bytes and (inbox.whole_bytes >= chunk_bytes or inbox.is_full or inbox.meets_other):
                     yield inbox.take_chunk()
+                    # Whoever takes chunks may be slow; that is no silence of the server's.
+                    self.patience.heard()
                     continue
                 if inbox.meets_other:
                     kind, body = message = self._next_of_any_kind(failure)
@@ -220,8 +231,9 @@ class WireConnection:
                         raise _unexpected(kind, "in the data of a COPY")
                     continue
                 if (count := inbox.receive()) == 0:
-                    self._transport.wait(None)
+                    self._wait_for_answer()
                     continue
+                self.patience.heard()
                 pacing.arrived(count)
                 if pacing.wants_nap(count):
                     pacing.nap()
@@ -237,12 +249,17 @@ class WireConnection:
         options: Mapping[str, str],
         *,
         status_interval_seconds: float = 10.0,
+        silence_seconds: float | None = None,
         chunk_bytes: int = 4 << 20,
     ) -> ReplicationStream:
-        """Follow a logical slot from `start` (or from what it has confirmed, if that is later)."""
+        """Follow a logical slot from `start` (or from what it has confirmed, if that is later).
+
+        A server that says nothing for half of `silence_seconds` is asked for a reply, and left after all of it.
+        """
+        longest = self._settings.answer_timeout_seconds
         listed = ", ".join(f"{identifier(name)} {literal(value)}" for name, value in options.items())
         command = f"START_REPLICATION SLOT {identifier(slot)} LOGICAL {start}" + (f" ({listed})" if listed else "")
-        self._begin("replication", command)
+        self._begin("replication", command, longest)
         with self._closing_on_failure():
             self._enter_copy(messages.COPY_BOTH, command, slot)
             self._inbox.reserve(chunk_bytes)
@@ -253,6 +270,7 @@ class WireConnection:
             slot,
             start,
             status_interval_seconds=status_interval_seconds,
+            silence_seconds=longest if silence_seconds is None else silence_seconds,
             chunk_bytes=chunk_bytes,
         )
 
@@ -319,7 +337,10 @@ class WireConnection:
         self._inbox.reserve(0)
         self._occupied_by = ""
 
-    def _begin(self, what: str, sql: str) -> None:
+    def silent(self, seconds: float) -> ConnectionLost:
+        return silent(self._settings, seconds, "a reply that was asked for did not come")
+
+    def _begin(self, what: str, sql: str, longest_seconds: float | None = None) -> None:
         if self.closed:
             raise ConnectionLost(
                 f"connection to the server at {self._settings.address} is closed", hint="Open a new connection."
@@ -327,6 +348,7 @@ class WireConnection:
         if self._occupied_by:
             raise RuntimeError(f"connection is busy with a {self._occupied_by} and takes no {what}")
         self._occupied_by = what
+        self.patience.begin(longest_seconds)
         with self._closing_on_failure():
             try:
                 self._transport.send(messages.query(sql))
@@ -381,16 +403,22 @@ class WireConnection:
             while (message := self._inbox.message(allowed)) is None:
                 if self._inbox.receive() == 0:
                     if deadline is None:
-                        self._transport.wait(None)
+                        self._wait_for_answer()
                     else:
                         self._transport.wait_until(deadline, self._settings)
                 elif deadline is not None:
                     self._check_start(deadline)
+                else:
+                    self.patience.heard()
         except ConnectionLost:
             if failure is None:
                 raise
             raise to_error(failure, self._settings) from None
         return message
+
+    def _wait_for_answer(self) -> None:
+        if not self._transport.wait(self.patience.step_seconds):
+            self.patience.check()
 
     def _check_start(self, deadline: float) -> None:
         """A server that never stops talking would hold us for ever: it is waited for, and listened to, only so long."""
@@ -425,3 +453,18 @@ class _ClosingOnFailure:
 
 def _unexpected(kind: bytes, when: str) -> ProtocolError:
     return ProtocolError(f"unexpected message {kind!r} {when}")
+
+
+def ask_about(settings: ConnectSettings, backend_pid: int) -> Verdict:
+    """What became of a session on the one server that these settings name."""
+    seconds = settings.connect_timeout_seconds
+    same = replace(settings, target_session_attrs=TargetSessionAttrs.ANY, answer_timeout_seconds=seconds)
+
+    def ask(question: str) -> tuple[int, dict[str, str | None]]:
+        with WireConnection.connect(same) as session:
+            # The question is short, and nobody asks what became of it.
+            session.patience = Patience(same, None)
+            (row,) = session.query(question)
+            return session.backend_pid, row
+
+    return what_became_of(backend_pid, ask)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from headwater.errors import ConnectError, ConnectionLost, HeadwaterError, Retry
+from headwater.errors import ConnectError, ConnectionLost, HeadwaterError, LimitReached, Retry
 from headwater.wire.settings import ConnectSettings, TargetSessionAttrs
 from headwater.wire.transport import each_address
 
@@ -60,7 +60,7 @@ def connect_to_first(
     settings: ConnectSettings, open: Callable[[ConnectSettings], _S], ask: Callable[[_S], ServerRole]
 ) -> _S:
     """A session on the first server that serves. `open` is given one server, `ask` runs ROLE_QUERY."""
-    hosts = settings.each_host()
+    hosts = settings.in_a_hurry().each_host()
     passes: tuple[TargetSessionAttrs, ...] = (settings.wanted_session,)
     if settings.wanted_session is TargetSessionAttrs.PREFER_STANDBY:
         passes = (TargetSessionAttrs.STANDBY, TargetSessionAttrs.ANY)
@@ -70,6 +70,8 @@ def connect_to_first(
         for server in (address for host in hosts for address in each_address(host)):
             try:
                 return _open_if_it_serves(server, wanted, open, ask)
+            except LimitReached:
+                raise  # ours, and the same for every server
             except (ConnectError, ConnectionLost) as error:
                 failures.append((server, error))
     if len(failures) == 1:

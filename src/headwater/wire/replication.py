@@ -3,12 +3,16 @@
 Invariants kept here: the server is never left unanswered (status goes out unasked, on time, from `read` and from
 `tick`), and a position is reported as flushed only after somebody called `confirm` with it, and never moves back.
 
+Nor are we left unanswered: a server that says nothing for a while is asked for a reply, and one that does not give it is gone,
+whatever its socket looks like. Any byte counts. Time in which nobody read is not the server's silence.
+
 One thread owns the socket and calls `read`, `tick` and `stop`. Other threads only leave a note and ring: `confirm`,
 `request_reply`, `wake`. OpenSSL objects must not be used by two threads at once, so everything is sent by the owner.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from contextlib import suppress
@@ -28,8 +32,8 @@ from headwater.wire.transport import Transport
 if TYPE_CHECKING:
     from headwater.wire.connection import WireConnection
 
-# Postgres counts microseconds from 2000-01-01.
-_EPOCH_2000_SECONDS = 946_684_800
+_log = logging.getLogger(__name__)
+
 _STOP_SECONDS = 5.0
 
 
@@ -76,6 +80,7 @@ class ReplicationStream:
         start: EndLsn,
         *,
         status_interval_seconds: float,
+        silence_seconds: float,
         chunk_bytes: int,
     ) -> None:
         self._connection = connection
@@ -92,6 +97,10 @@ class ReplicationStream:
         self._reported = ZERO
         self._server_asked = False
         self._due_at = time.monotonic() + status_interval_seconds
+        self._half_seconds = silence_seconds / 2
+        self._silent_since = time.monotonic()
+        self._asked_at: float | None = None
+        """When a reply was asked for because of silence; None while there is none."""
         # Shared with other threads, under the lock.
         self._lock = threading.Lock()
         self._confirmed = ZERO
@@ -146,16 +155,41 @@ class ReplicationStream:
                 continue
             if lost is not None:
                 raise lost
+            self._check_silence()
             with self._lock:
                 woken, self._woken = self._woken, False
             remaining = deadline - time.monotonic()
             if woken or remaining <= 0:
                 return None
             if not inbox.is_full:
-                self._transport.wait(max(0.0, min(remaining, self._due_at - time.monotonic())))
+                due_seconds = min(remaining, self._due_at - time.monotonic(), self._half_seconds / 4)
+                self._transport.wait(max(0.0, due_seconds))
 
     def tick(self) -> None:
         """Send status if it is due or something new is to be said. For an owner that does not want to read just now."""
+        self._hear()
+        self._send_if_due()
+
+    def _hear(self) -> None:
+        self._silent_since, self._asked_at = time.monotonic(), None
+
+    def _check_silence(self) -> None:
+        """After a receive that brought nothing. Half the time for the reply, however late it was asked for: a process that was
+        stopped for a while finds what came meanwhile first."""
+        now = time.monotonic()
+        if self._asked_at is None:
+            if now - self._silent_since >= self._half_seconds:
+                self._asked_at = now
+                with self._lock:
+                    self._reply_wanted = True
+        elif now - self._asked_at >= self._half_seconds:
+            self._ended = True
+            self._connection.close()
+            error = self._connection.silent(now - self._silent_since)
+            _log.warning('replication slot "%s": %s', self._slot, error)
+            raise error
+
+    def _send_if_due(self) -> None:
         self._check_open()
         with self._lock:
             confirmed = self._confirmed
@@ -164,7 +198,7 @@ class ReplicationStream:
         if not (ask or self._server_asked or confirmed > self._reported or now >= self._due_at):
             return
         written = EndLsn(max(self._received, confirmed.value))
-        clock = int((time.time() - _EPOCH_2000_SECONDS) * 1_000_000)
+        clock = int((time.time() - messages.EPOCH_2000_SECONDS) * 1_000_000)
         self._transport.send(messages.standby_status(written, confirmed, clock, ask_reply=ask))
         self._reported = confirmed
         self._server_asked = False
@@ -193,7 +227,7 @@ class ReplicationStream:
 
     def _tick_or_lost(self) -> ConnectionLost | None:
         try:
-            self.tick()
+            self._send_if_due()
         except ConnectionLost as error:
             if self._connection.closed or self._ended:
                 raise
@@ -228,6 +262,8 @@ class ReplicationStream:
                 break
             total += count
             inbox.split_copy_data()
+        if total:
+            self._hear()
         return total
 
     def _take_chunk(self) -> Chunk:
@@ -241,14 +277,17 @@ class ReplicationStream:
             self._server_asked = True
             # If that fails, the chunk is still good; the next read meets the break.
             with suppress(ConnectionLost):
-                self.tick()
+                self._send_if_due()
         return chunk
 
     def _take_other(self) -> bool:
         """Deal with a message that is no CopyData; False while its rest is on the way."""
         message = self._inbox.message()
         if message is None:
-            return self._inbox.receive() > 0
+            if self._inbox.receive() == 0:
+                return False
+            self._hear()
+            return True
         if self._connection.take_asynchronous(message):
             return True
         self._ended = True

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
+from threading import Event
 
 from headwater.wire.pem import is_pem, pem_path, system_root_certs
 
+_STOPPING_CONNECT_SECONDS = 5.0
 _WITH_PORT = re.compile(r"(?:\[(?P<bracketed>[^\[\]]+)\]|(?P<plain>[^:\[\]]+))(?::(?P<port>\d+))?")
 
 
@@ -118,12 +120,27 @@ class ConnectSettings:
     application_name: str = "headwater"
     connect_timeout_seconds: float = 10.0
     """For each address of each server of the list."""
+    answer_timeout_seconds: float = 60.0
+    """How long an open session may say nothing when an answer is due; see `wire.patience`."""
+    interrupt: Event | None = field(default=None, compare=False, repr=False)
+    """The stop of whoever opens sessions with these settings: once it is set, none is waited for long. Stays behind when the
+    settings travel."""
     target_session_attrs: TargetSessionAttrs | None = None
     """None: any server if there is one; of several the primary, since a slot is on one server only."""
     allow_cleartext_password: bool = False
     allow_md5_password: bool = False
     hostaddr: str | None = None
     """The one of the host's addresses that is tried; None until the name is looked up, and not a user's to set."""
+
+    def __getstate__(self) -> list[object]:
+        # For the __setstate__ that dataclasses make: the values in the order of the fields.
+        return [None if each.name == "interrupt" else getattr(self, each.name) for each in fields(self)]
+
+    def in_a_hurry(self) -> ConnectSettings:
+        """The same, with less time to connect once the run was asked to stop."""
+        if self.interrupt is None or not self.interrupt.is_set():
+            return self
+        return replace(self, connect_timeout_seconds=min(self.connect_timeout_seconds, _STOPPING_CONNECT_SECONDS))
 
     def each_host(self) -> tuple[ConnectSettings, ...]:
         """The same settings for each single server, in order."""

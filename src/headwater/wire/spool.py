@@ -7,6 +7,7 @@ are open, so nothing is left behind, whatever ends the process; what is mapped f
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import tempfile
@@ -21,6 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headwater.errors import SpoolError
+from headwater.limits import limit_reached
 from headwater.wire.columns import Bytes
 
 _T = TypeVar("_T", bound=np.generic)
@@ -68,10 +70,12 @@ class Spool:
             raise self._failed(error) from error
 
     def _failed(self, error: OSError) -> SpoolError:
+        hint = "Make room there, or let batch.spool_directory name a larger disk. It is tried again."
+        limit = limit_reached(error, "opening a file")
+        if limit is not None and error.errno in (errno.EMFILE, errno.ENFILE):
+            hint = limit.hint
         return SpoolError(
-            f"a large transaction could not be kept on disk in {self._directory}",
-            detail=str(error),
-            hint="Make room there, or let batch.spool_directory name a larger disk. It is tried again.",
+            f"a large transaction could not be kept on disk in {self._directory}", detail=str(error), hint=hint
         )
 
     def array(self, array: npt.NDArray[_T]) -> npt.NDArray[_T]:

@@ -10,10 +10,13 @@ from __future__ import annotations
 import os
 import ssl
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from headwater.errors import TlsError
+from headwater.limits import limit_reached
 from headwater.wire.pem import is_pem, pem_path, pem_text
 from headwater.wire.settings import ConnectSettings, Secret, TlsMode, TlsSettings
 
@@ -145,6 +148,18 @@ def check_files(tls: TlsSettings) -> None:
     load_client_certificate(context, tls)
     if tls.verifies:
         load_root_certs(context, tls)
+
+
+@contextmanager
+def naming_limits_of_files(settings: ConnectSettings) -> Iterator[None]:
+    """A certificate that cannot be read because no file can be opened is no wrong certificate."""
+    try:
+        yield
+    except TlsError as error:
+        limit = limit_reached(error, f"reading the certificates for {settings.address}")
+        if limit is None:
+            raise
+        raise limit from error
 
 
 def with_contents(settings: ConnectSettings) -> ConnectSettings:

@@ -7,6 +7,7 @@ receiving takes what is there, and waiting is a call of its own, so a waiting th
 from __future__ import annotations
 
 import fcntl
+import select
 import selectors
 import socket
 import ssl
@@ -18,6 +19,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from headwater.errors import ConnectError, ConnectionLost, ProtocolError, Retry
+from headwater.limits import limit_reached, no_more_files
 from headwater.wire import tls
 from headwater.wire.messages import SSL_REQUEST
 from headwater.wire.settings import ConnectSettings, KeepaliveSettings, TlsMode
@@ -46,7 +48,12 @@ class Transport:
         self._wake_sender.setblocking(False)
         self._wake_lock = threading.Lock()
         self._wake_pending = False
-        self._selector = selectors.DefaultSelector()
+        try:
+            self._selector = selectors.DefaultSelector()
+        except OSError:
+            self._wake_receiver.close()
+            self._wake_sender.close()
+            raise
         self._selector.register(sock, selectors.EVENT_READ)
         self._selector.register(self._wake_receiver, selectors.EVENT_READ)
         # Beside the socket pair, because a selector rounds a nap up to whole milliseconds.
@@ -225,10 +232,11 @@ class Transport:
         longest = _SEND_STALL_SECONDS
         if self.deadline is not None:
             longest = min(longest, max(0.0, self.deadline - time.monotonic()))
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._socket, selectors.EVENT_WRITE)
-            if not selector.select(longest):
-                raise self._lost(f"the server took nothing for {longest:.0f} s")
+        # Not a selector: that is a file of its own, and there may be no more to be had.
+        poll = select.poll()
+        poll.register(self._socket, select.POLLOUT)
+        if not poll.poll(longest * 1000):
+            raise self._lost(f"the server took nothing for {longest:.0f} s")
 
     def _clear_wake(self) -> None:
         # In one step, so that a wake that comes now is wholly before it or wholly after.
@@ -269,7 +277,11 @@ def open_transport(settings: ConnectSettings, deadline: float) -> Transport:
         raise _timed_out(settings) from error
     except OSError as error:
         raise _unreachable(settings, error) from error
-    transport = Transport(sock, settings.address, is_local=settings.is_unix_socket)
+    try:
+        transport = Transport(sock, settings.address, is_local=settings.is_unix_socket)
+    except OSError as error:
+        sock.close()
+        raise _unreachable(settings, error) from error
     transport.deadline = deadline
     return transport
 
@@ -327,7 +339,8 @@ def _timed_out(settings: ConnectSettings) -> ConnectError:
     return ConnectError(
         f"no answer from {settings.address}",
         detail=f"nothing came within {settings.connect_timeout_seconds:g} s",
-        hint="Check host and port, and whether a firewall drops packets; connect_timeout_seconds sets the patience.",
+        hint="Check host and port, and whether a firewall drops packets. A new connection has 10 s, or answer_timeout_ms if that "
+        "is less.",
     )
 
 
@@ -341,6 +354,11 @@ def not_ready(settings: ConnectSettings) -> ConnectError:
 
 
 def _unreachable(settings: ConnectSettings, error: OSError) -> ConnectError:
+    doing = f"connecting to {settings.address}"
+    # A name service that cannot open its files says that there is no such name.
+    limit = no_more_files(doing) if isinstance(error, socket.gaierror) else limit_reached(error, doing)
+    if limit is not None:
+        return limit
     reason = error.strerror or str(error)
     if isinstance(error, socket.gaierror):
         return ConnectError(

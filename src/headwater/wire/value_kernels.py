@@ -12,10 +12,11 @@ import numpy as np
 from numba import njit
 
 from headwater.wire.kernels import _i16, _i32, _u32, _u64
+from headwater.wire.messages import EPOCH_2000_SECONDS
 
 _FIXED = "int64(uint8[::1], int64[::1], int64[::1], int64[::1])"
-_DATE_SHIFT = 10957
-_TIMESTAMP_SHIFT = 946_684_800_000_000
+_DATE_SHIFT = EPOCH_2000_SECONDS // 86_400
+_TIMESTAMP_SHIFT = EPOCH_2000_SECONDS * 1_000_000
 _I64_MAX = np.int64(9223372036854775807)
 _I64_MIN = np.int64(-9223372036854775808)
 

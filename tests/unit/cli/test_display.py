@@ -108,3 +108,16 @@ def test_the_live_table_shows_trouble_first_when_there_is_no_room_for_all() -> N
 )
 def test_sizes_are_for_people(count: float, text: str) -> None:
     assert size(count) == text
+
+
+def test_lag_while_the_source_does_not_answer_says_so_also_before_the_first_change() -> None:
+    clock = [1000.0]
+    progress, out = Progress(lambda: clock[0]), io.StringIO()
+    display = PlainDisplay(progress, Console(file=out, width=40))
+    progress.position(received=100, confirmed=100, server=100)
+    progress.server_at(1_500_100)
+    clock[0] += 61
+    display.look(with_summary=True)
+    assert out.getvalue().splitlines() == [
+        "0 changes applied; 0/s; lag at least 1.5 MB, 61.0 s (the source has not answered for 61 s)"
+    ]

@@ -7,9 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from headwater.config import BatchConfig, MemoryBackpressureConfig, PgConnectionConfig, PipelineConfig, Secret
+from headwater.config import (
+    BatchConfig,
+    MemoryBackpressureConfig,
+    PgConnectionConfig,
+    PipelineConfig,
+    Secret,
+    TlsConfig,
+)
 from headwater.config.reference import reference, replace_reference
 from headwater.errors import ConfigError
+from headwater.wire.settings import TlsMode
 
 CONNECTION = PgConnectionConfig(host="h", name="d", username="u", password=Secret("s3cret-s3cret"))
 
@@ -47,3 +55,34 @@ def test_every_setting_is_documented_as_the_classes_declare_it() -> None:
     document = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text(encoding="utf-8")
     assert document == replace_reference(document), "run: python -m headwater.config.reference docs/configuration.md"
     assert "| `max_fill_ms` |" in reference()
+
+
+def test_security_a_plain_password_given_in_python_becomes_a_secret() -> None:
+    connection = PgConnectionConfig(
+        host="db",
+        name="shop",
+        username="me",
+        password="plain text",  # type: ignore[arg-type]
+        tls=TlsConfig(client_cert="a", client_key="key text", client_key_password="key word"),  # type: ignore[arg-type]
+    )
+    connection.validate()
+    shown = repr(connection) + repr(connection.connect_settings())
+    assert not any(secret in shown for secret in ("plain text", "key text", "key word"))
+    assert connection.connect_settings().password == Secret("plain text")
+    assert set(connection.secrets()) == {"plain text", "key word"}
+
+
+def test_security_a_mode_given_as_text_in_python_is_the_mode() -> None:
+    """Compared by identity in places: text would have been no mode at all."""
+    for mode in TlsMode:
+        assert TlsConfig(mode=mode.value).tls_settings().mode is mode  # type: ignore[arg-type]
+    required = TlsConfig(mode="require", trusted_root_certs="roots.pem")  # type: ignore[arg-type]
+    assert required.tls_settings().verifies
+
+
+def test_what_cannot_be_taken_is_left_for_validate() -> None:
+    connection = PgConnectionConfig(host="db", name="shop", username="me", port="many", password=7)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError) as caught:
+        connection.validate()
+    assert "port: expected an integer" in caught.value.detail
+    assert "password: expected a string, found an integer" in caught.value.detail

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from headwater.contracts.results import PendingResult, WriteEventsResult
-from headwater.engine.calls import call
+from headwater.engine.destination_calls import call
 from headwater.errors import DestinationError, LakeCommitUnknown, Retry, ShutdownRequested
 from headwater.schema.table import TableId
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from headwater.engine.groups import GROUP_BYTES, GROUP_TABLES, SMALL_TABLE_BYTES, form_groups
 from headwater.schema.table import TableId, TableName
 from headwater.source.publication import PublishedTable
@@ -43,3 +45,10 @@ def test_groups_are_bounded_in_tables_and_in_bytes() -> None:
 def test_every_table_is_in_one_group() -> None:
     tables = [table(number, number * 100_000) for number in range(200)]
     assert sorted(id for unit in ids(form_groups(tables, alone={TableId(7)})) for id in unit) == list(range(200))
+
+
+def test_security_groups_are_bounded_in_what_they_lock() -> None:
+    roots = [replace(table(number, 8192), relation_count=101) for number in range(6)]
+    assert ids(form_groups(roots, most_relations=250)) == [[0, 1], [2, 3], [4, 5]]
+    # One beyond the bound is by itself, whatever its size.
+    assert ids(form_groups([*roots[:2], replace(table(9, 0), relation_count=251)], most_relations=250)) == [[0, 1], [9]]

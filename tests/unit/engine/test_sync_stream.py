@@ -8,11 +8,11 @@ from typing import cast
 import pytest
 
 from headwater.engine import sync_stream
-from headwater.engine.bell import Bell
 from headwater.engine.run import Run
 from headwater.engine.slot_stream import StreamOptions
 from headwater.engine.sync_slot import SyncSlot
 from headwater.engine.sync_stream import SlotLostMeanwhile, SyncStream, TimelineChangedMeanwhile
+from headwater.engine.wake_up import WakeUp
 from headwater.lsn import EndLsn
 from headwater.source.slot_errors import StandbyBehind
 from headwater.source.timeline import ServerHistory
@@ -40,17 +40,18 @@ def test_a_copy_is_given_up_only_when_its_server_is_another_one(
 
     def start(connection: object, name: str, start: EndLsn, *rest: object) -> object:
         made.append(start)
-        return SimpleNamespace(close=lambda: None)
+        return SimpleNamespace(close=lambda: None, fell_silent=False)
 
     closed = SimpleNamespace(close=lambda: None)
     monkeypatch.setattr(sync_stream, "SlotStream", start)
     monkeypatch.setattr(sync_stream, "server_history", lambda connection: found)
     monkeypatch.setattr(sync_stream, "WireConnection", SimpleNamespace(connect=lambda *_, **options: closed))
     server = SimpleNamespace(system_identifier="one", in_recovery=in_recovery)
-    run = cast(Run, SimpleNamespace(server=server, decoder=object))
+    lock = SimpleNamespace(is_out_of_reach=lambda: False)
+    run = cast(Run, SimpleNamespace(server=server, decoder=object, lock=lock, require_lock=lambda: None))
     slot = SyncSlot(cast(WireConnection, closed), "slot", CONFIRMED, "", 1)
     settings = ConnectSettings("localhost", 5432, "shop", "headwater")
-    stream = SyncStream(run, slot, settings, "table t", StreamOptions("shop", True, 1.0), Bell())
+    stream = SyncStream(run, slot, settings, "table t", StreamOptions("shop", True, 1.0), WakeUp())
     stream.begin()
     if error is None:
         stream.connect_again()

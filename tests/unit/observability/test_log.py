@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from headwater.observability.log import PlainFormatter, configure, redact
+from headwater.observability.outlet import flush
 
 
 @pytest.fixture
@@ -46,6 +47,7 @@ def test_a_known_secret_is_blotted_out_of_messages_arguments_and_tracebacks(
         raise ValueError("bad hunter2hunter2")
     except ValueError:
         logging.getLogger("headwater.engine.apply").exception("failed with %s", "hunter2")
+    assert flush()
     said = capsys.readouterr().err
     assert "hunter2" not in said
     assert "error engine apply: failed with ***" in said
@@ -59,8 +61,10 @@ def test_third_parties_are_quiet_and_configuring_twice_does_not_double_lines(
     configure()
     logging.getLogger("py4j.java_gateway").info("chatter")
     logging.getLogger("headwater.x").info("once")
-    assert capsys.readouterr().err.count("once") == 1
-    assert "chatter" not in capsys.readouterr().err
+    assert flush()
+    said = capsys.readouterr().err
+    assert said.count("once") == 1
+    assert "chatter" not in said
 
 
 def test_a_secret_too_short_to_be_one_blots_out_nothing() -> None:

@@ -104,3 +104,58 @@ def test_reports_from_many_threads_are_all_counted() -> None:
     for thread in threads:
         thread.join()
     assert (progress.snapshot().changes, progress.snapshot().batches) == (1600, 1600)
+
+
+def test_lag_is_counted_to_where_the_server_is_and_not_to_what_was_received() -> None:
+    progress = Progress()
+    progress.server_at(5_000)
+    assert progress.snapshot().lag_bytes == 0, "nothing is known of our own position yet"
+    progress.position(received=1_100, confirmed=1_000, server=1_100)
+    assert progress.snapshot().lag_bytes == 4_000
+    progress.position(received=5_200, confirmed=5_200, server=5_200)
+    assert progress.snapshot().lag_bytes == 0
+
+
+def test_lag_does_not_fall_while_the_server_is_out_of_contact_and_its_seconds_count_from_the_last_contact() -> None:
+    clock = Clock()
+    progress = Progress(clock)
+    progress.position(received=1_000, confirmed=1_000, server=1_000)
+    progress.server_at(9_000)
+    # A new connection begins at what is confirmed: received falls back, the server does not.
+    progress.position(received=1_000, confirmed=1_000, server=1_000)
+    clock.now += 60
+    snapshot = progress.snapshot()
+    assert (snapshot.lag_bytes, snapshot.lag_seconds, snapshot.no_contact_seconds) == (8_000, 60.0, 60.0)
+
+
+def test_a_caught_up_pipeline_without_contact_has_the_lag_that_nobody_knows() -> None:
+    clock = Clock()
+    progress = Progress(clock)
+    progress.position(received=1_000, confirmed=1_000, server=1_000)
+    progress.server_at(1_000)
+    clock.now += 4
+    assert (progress.snapshot().lag_seconds, progress.snapshot().no_contact_seconds) == (0.0, None)
+    clock.now += 56
+    assert (progress.snapshot().lag_seconds, progress.snapshot().no_contact_seconds) == (60.0, 60.0)
+    progress.server_at(1_000)
+    assert (progress.snapshot().lag_seconds, progress.snapshot().no_contact_seconds) == (0.0, None)
+
+
+def test_a_server_that_is_behind_the_last_one_is_believed() -> None:
+    progress = Progress()
+    progress.position(received=1_000, confirmed=1_000, server=1_000)
+    progress.server_at(9_000)
+    progress.server_at(1_500)
+    assert progress.snapshot().lag_bytes == 500
+
+
+def test_lag_does_not_follow_a_wall_clock_that_is_set_back_or_forth() -> None:
+    clock, wall = Clock(), Clock()
+    progress = Progress(clock, wall)
+    progress.position(received=200, confirmed=100, server=200)
+    progress.batch_applied(changes=1, tables=1, seconds=0.1, newest_commit_time=wall.now - 3)
+    for step in (-86_400, 86_400 * 2):
+        wall.now += step
+        assert progress.snapshot().lag_seconds == 3.0
+    clock.now += 2
+    assert progress.snapshot().lag_seconds == 5.0

@@ -22,6 +22,7 @@ from headwater.cli.say import say
 from headwater.cli.tables import TableLine, _show, _tell
 from headwater.errors import HeadwaterError, SchemaError, where_raised
 from headwater.observability.log import PlainFormatter
+from headwater.observability.outlet import flush
 from headwater.observability.progress import Progress
 from headwater.observability.text import printable, printable_lines
 from headwater.schema.table import TableName
@@ -103,6 +104,7 @@ def test_an_error_of_the_command_line_shows_no_escape_sequence_and_no_forged_par
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     front.show_error(HeadwaterError(f"{HOSTILE}\nhint: rm", detail=HOSTILE, hint=HOSTILE))
+    assert flush()
     said = capsys.readouterr().err
     assert_harmless(said)
     assert [line.partition(":")[0] for line in said.splitlines() if not line.startswith(" ")] == [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -80,6 +81,24 @@ def test_a_message_larger_than_the_buffer_arrives_whole() -> None:
     large = data(bytes(range(256)) * 20_000)
     inbox = Inbox(Pieces(cut(data(b"before") + large + data(b"after"), 1)))
     assert drain(inbox, 1 << 16) == data(b"before") + large + data(b"after")
+
+
+@pytest.mark.parametrize("kind", [b"d", b"D"])
+def test_security_a_header_alone_takes_no_memory_for_what_it_announces(kind: bytes) -> None:
+    announced = kind + (1 << 30).to_bytes(4, "big") + bytes(1000)
+    inbox = Inbox(Pieces([data(b"before"), announced]))
+    tracemalloc.start()
+    try:
+        inbox.receive()
+        inbox.split_copy_data()
+        inbox.take_chunk()
+        while inbox.receive():
+            inbox.split_copy_data()
+            if kind != b"d":
+                assert inbox.message() is None
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_other_messages_stand_between_chunks() -> None:

@@ -78,10 +78,12 @@ def serving(script: Script) -> Iterator[ConnectSettings]:
             with peer:
                 peer.settimeout(10)
                 script(peer)
-                # In order: a close with bytes unread would reset the connection and take the last ones with it.
-                peer.shutdown(socket.SHUT_WR)
-                while peer.recv(4096):
-                    pass
+                # In order: a close with bytes unread would reset the connection and take the last ones with it. Unless the client
+                # has hung up itself.
+                with suppress(OSError):
+                    peer.shutdown(socket.SHUT_WR)
+                    while peer.recv(4096):
+                        pass
         except (ConnectionError, BrokenPipeError):
             pass
         except BaseException as error:

@@ -16,7 +16,6 @@ import pyarrow as pa
 from headwater.contracts.destination import RunContext
 from headwater.contracts.stores import DestinationStore, DestinationTableMetadata, SchemaStatus, Watermark
 from headwater.destinations.iceberg.look import table_is_gone
-from headwater.destinations.iceberg.missing import MissingValues, Target
 from headwater.destinations.iceberg.names import renamed_schema, step_in_lake_names
 from headwater.destinations.iceberg.net import NetChanges
 from headwater.destinations.iceberg.outcome import Outcome, outcome_of
@@ -28,6 +27,7 @@ from headwater.destinations.iceberg.schema import evolve, renamed_columns, repla
 from headwater.destinations.iceberg.sessions import LakeSession
 from headwater.destinations.iceberg.table import LakeTable, Published
 from headwater.destinations.iceberg.types import lake_arrow_schema, spark_schema, to_lake
+from headwater.destinations.iceberg.unchanged_values import MissingValues, Target
 from headwater.destinations.iceberg.watermark import (
     check_lineage,
     find_watermark,
@@ -256,10 +256,11 @@ class TableApply:
         wanted = lake_arrow_schema(schema)
         if schema.table_schema.snapshot_id == commit.metadata.snapshot_id and not rows_are_replaced:
             # The copy made it with all its columns: put back, one that another program dropped would be NULL in every old row.
-            gone = [name for name in wanted.names if name not in commit.table.columns()]
+            found = commit.table.columns()
+            gone = [name for name in wanted.names if name not in found]
             if gone:
                 raise refused(schema.name, f"the lake table has no column {', '.join(gone)} any more")
-            others = replaced_columns(commit.table)
+            others = replaced_columns(commit.table, found)
             if others:
                 detail = "another program dropped and added, or renamed, columns of the lake table: "
                 raise refused(schema.name, detail + ", ".join(others))

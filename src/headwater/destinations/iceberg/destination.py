@@ -19,7 +19,6 @@ from headwater.contracts.results import DropTableForCopyResult, WriteEventsResul
 from headwater.contracts.stores import DestinationStore, DestinationTableMetadata, SchemaStatus, Watermark
 from headwater.destinations.iceberg.apply import Applied, KnownWatermarks, TableApply
 from headwater.destinations.iceberg.look import LakeLook, look_at
-from headwater.destinations.iceberg.missing import MissingValues, ReadOn
 from headwater.destinations.iceberg.names import in_lake_names, lake_names, names_property, source_schema
 from headwater.destinations.iceberg.owner import Owner, Writers, check_for_copy
 from headwater.destinations.iceberg.said import translated
@@ -36,6 +35,7 @@ from headwater.destinations.iceberg.shared_storage import check_shared, is_one_p
 from headwater.destinations.iceberg.table import LakeTable
 from headwater.destinations.iceberg.troubles import Troubles
 from headwater.destinations.iceberg.types import lake_arrow_schema, lake_identifier, quote, spark_type
+from headwater.destinations.iceberg.unchanged_values import MissingValues, ReadOn
 from headwater.destinations.iceberg.watermark import EPOCH, find_watermark, snapshot_properties
 from headwater.destinations.iceberg.writer import MergeWriter, TableWriter
 from headwater.errors import DestinationError, HeadwaterError

@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from numba import njit
+from numba import njit, types
 
-from headwater.destinations.iceberg.delta import NetDelta, net_delta, net_rows
 from headwater.destinations.iceberg.net import NetChanges, fill_from_old
+from headwater.destinations.iceberg.net_delta import NetDelta, net_delta, net_rows
 from headwater.destinations.iceberg.refuse import refuse_gaps
 from headwater.events import DELETE, INSERT, NO_OLD, UPDATE, ChangeRun
 from headwater.wire.spool import Spool, release_free_memory
@@ -182,12 +182,21 @@ def _bytes_hashes(values: pa.Array) -> Hashes:
     _, offsets, data = values.buffers()
     if data is not None and len(values):
         bounds = np.frombuffer(offsets, np.int32)[values.offset : values.offset + len(values) + 1]
-        _fnv(np.frombuffer(data, np.uint8), bounds, result)
+        fnv(np.frombuffer(data, np.uint8), bounds, result)
     return result
 
 
-@njit(nogil=True)
-def _fnv(data: Any, bounds: Any, result: Any) -> None:
+# Buffers of Arrow are read only. With the types given it is compiled at the import, and kept: not once in every process.
+@njit(
+    types.void(
+        types.Array(types.uint8, 1, "C", readonly=True),
+        types.Array(types.int32, 1, "C", readonly=True),
+        types.uint64[::1],
+    ),
+    cache=True,
+    nogil=True,
+)
+def fnv(data: Any, bounds: Any, result: Any) -> None:
     for i in range(result.shape[0]):
         h = np.uint64(14695981039346656037)
         for j in range(bounds[i], bounds[i + 1]):

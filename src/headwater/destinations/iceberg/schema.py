@@ -16,10 +16,11 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
+from headwater.destinations.iceberg.columns import LakeColumns, wanted_columns
 from headwater.destinations.iceberg.owner import Owner
 from headwater.destinations.iceberg.settings import IcebergSettings
 from headwater.destinations.iceberg.table import LakeTable, iceberg_classes
-from headwater.destinations.iceberg.types import quote, quote_string, spark_schema, spark_type
+from headwater.destinations.iceberg.types import quote, quote_string, spark_schema
 from headwater.errors import Retry, SchemaError
 from headwater.schema.table import TableName, TableSchema
 
@@ -66,14 +67,13 @@ def table_properties(chosen: Mapping[str, str]) -> dict[str, str]:
 
 def column_ids_property(table: LakeTable) -> str:
     """A column that another program drops and adds again has its name and another id, and no values in old rows."""
-    return json.dumps(table.column_ids(), sort_keys=True, ensure_ascii=False)
+    return json.dumps(table.columns().ids, sort_keys=True, ensure_ascii=False)
 
 
-def replaced_columns(table: LakeTable) -> list[str]:
+def replaced_columns(table: LakeTable, current: LakeColumns) -> list[str]:
     """Columns that are not those of the copy, by its record; none for a table of before there was one."""
     recorded = json.loads(table.property(COLUMN_IDS) or "{}")
-    ids = table.column_ids()
-    return [name for name, id in recorded.items() if ids.get(name, id) != id]
+    return [name for name, id in recorded.items() if current.ids.get(name, id) != id]
 
 
 def create_table(
@@ -119,49 +119,36 @@ def evolve(
     session: SparkSession, table: LakeTable, wanted: pa.Schema, renamed: Mapping[str, str], *, rows_are_replaced: bool
 ) -> bool:
     """Bring the table's columns in step, in one metadata commit. Returns whether there was anything to do."""
-    current = table.columns()
-    target = _iceberg_types(session, wanted)
-    renamed = {new: old for new, old in renamed.items() if old in current and new in target and old not in target}
-    if list(current) == list(target) and all(_same(current[name], target[name]) for name in target):
+    current, target = table.columns(), wanted_columns(session.sparkContext._jvm, wanted)
+    if list(current.types.items()) == list(target.types.items()):
         return False
+    renamed = {new: old for new, old in renamed.items() if old in current and new in target and old not in target}
     promotable = iceberg_classes(session).types.TypeUtil.isPromotionAllowed
     update, changed = table.update_schema(), False
     for name in current:
         if name not in target and name not in renamed.values():
             update, changed = update.deleteColumn(name), True
-    for name, type in target.items():
+    for name, text in target.types.items():
         old_name = renamed.get(name, name)
         if old_name not in current:
-            update, changed = update.addColumn(None, name, type), True
+            update, changed = update.addColumn(None, name, target.java_type(name)), True
             continue
         if old_name != name:
             update, changed = update.renameColumn(old_name, name), True
-        if _same(current[old_name], type):
+        if current.types[old_name] == text:
             continue
         changed = True
-        if type.isPrimitiveType() and current[old_name].isPrimitiveType() and promotable(current[old_name], type):
+        old, type = current.java_type(old_name), target.java_type(name)
+        if type.isPrimitiveType() and old.isPrimitiveType() and promotable(old, type):
             update = update.updateColumn(old_name, type.asPrimitiveType())
         elif rows_are_replaced:
             update = update.deleteColumn(old_name).addColumn(None, name, type)
         else:
-            raise _cannot_follow(table, name, current[old_name], type)
+            raise _cannot_follow(table, name, old, type)
     if changed:
         update.commit()
         table.refresh()
     return changed
-
-
-def _iceberg_types(session: SparkSession, schema: pa.Schema) -> dict[str, Any]:
-    jvm = session.sparkContext._jvm
-    assert jvm is not None
-    parse = jvm.org.apache.spark.sql.types.DataType.fromJson
-    convert = iceberg_classes(session).spark.SparkSchemaUtil.convert
-    return {field.name: convert(parse(spark_type(field.type).json())) for field in schema}
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Equal but for the ids of nested fields, which differ between a table's type and a fresh one."""
-    return bool(one.toString() == other.toString())
 
 
 def _cannot_follow(table: LakeTable, column: str, found: Any, wanted: Any) -> SchemaError:

@@ -19,6 +19,7 @@ from headwater.destinations.iceberg.types import quote
 from headwater.destinations.iceberg.watermark import PROPERTIES
 from headwater.errors import HeadwaterError
 from headwater.spark import sql_text
+from headwater.spark.session import SCHEDULING_POOL
 
 MAX_SESSIONS = 8
 _SNAPSHOT_PROPERTY = "spark.sql.iceberg.snapshot-property."
@@ -78,8 +79,9 @@ class SessionPool:
             context = spark.sparkContext
             group = f"headwater-{uuid.uuid4()}"
             context.setJobGroup(group, purpose, interruptOnCancel=True)
-            # Within a pool jobs wait for each other, so each holder has one.
-            context.setLocalProperty("spark.scheduler.pool", f"headwater-{threading.get_ident()}")
+            if context.getLocalProperty(SCHEDULING_POOL) is None:
+                # Within a pool jobs wait for each other, so each holder has one. A copy comes with its own.
+                context.setLocalProperty(SCHEDULING_POOL, f"headwater-{threading.get_ident()}")
             _make_active(spark)
             try:
                 yield LakeSession(spark, group)

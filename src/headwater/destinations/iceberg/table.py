@@ -16,6 +16,7 @@ from typing import Any
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
+from headwater.destinations.iceberg.columns import LakeColumns, columns_of
 from headwater.destinations.iceberg.outcome import LakeTableMoved, java_classes
 from headwater.destinations.iceberg.watermark import ATTEMPT, COMMIT_LSN, OPENS_EPOCH, PROPERTIES
 
@@ -109,12 +110,9 @@ class LakeTable:
                 update = update.set(name, value)
             update.commit()
 
-    def columns(self) -> dict[str, Any]:
-        """Name to Iceberg type, in the table's order."""
-        return {field.name(): field.type() for field in self._table.schema().columns()}
-
-    def column_ids(self) -> dict[str, int]:
-        return {str(field.name()): int(field.fieldId()) for field in self._table.schema().columns()}
+    def columns(self) -> LakeColumns:
+        """As of the last refresh, fetched anew: ask once and keep the answer."""
+        return columns_of(self._iceberg, self._table.schema())
 
     def ensure_snapshot(self) -> None:
         """An empty first one, where there is none: without it a late commit of a dead attempt would have nothing to be

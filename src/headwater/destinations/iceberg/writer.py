@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame, DataFrameWriterV2, functions
 
-from headwater.destinations.iceberg.delta import NetDelta
 from headwater.destinations.iceberg.net import NetChanges
+from headwater.destinations.iceberg.net_delta import NetDelta
 from headwater.destinations.iceberg.pruning import key_predicate
 from headwater.destinations.iceberg.sessions import LakeSession
 from headwater.destinations.iceberg.table import LakeTable, Published
@@ -97,16 +97,16 @@ class MergeWriter:
         with self._source(session, rows) as source:
             same_key = " AND ".join(f"t.{quote(name)} = s.{quote(name)}" for name in key)
             pruned = key_predicate(rows, key)
-            assignments = ", ".join(f"t.{quote(name)} = s.{quote(name)}" for name in columns)
             clauses = []
             if net.deletes.num_rows:
                 clauses.append(f"WHEN MATCHED AND s.{quote(deleted)} THEN DELETE")
             if net.upserts.num_rows:
-                clauses.append(f"WHEN MATCHED THEN UPDATE SET {assignments}")
-                names = ", ".join(quote(name) for name in columns)
-                values = ", ".join(f"s.{quote(name)}" for name in columns)
+                # By name, all of them: the table's columns are the batch's, and what only the source has is left out. For
+                # each name in a list Spark's analyzer indexes all columns again: 49 rows in 1,500 columns, in turns in one
+                # warm JVM, 4.7 to 5.4 s with lists, 3.1 to 3.5 s without.
+                clauses.append("WHEN MATCHED THEN UPDATE SET *")
                 condition = f" AND NOT s.{quote(deleted)}" if net.deletes.num_rows else ""
-                clauses.append(f"WHEN NOT MATCHED{condition} THEN INSERT ({names}) VALUES ({values})")
+                clauses.append(f"WHEN NOT MATCHED{condition} THEN INSERT *")
             target = table.stage(start)
             session.set_snapshot_properties(properties)
             session.spark.sql(
@@ -129,7 +129,7 @@ class MergeWriter:
             return self.append(session, table, start, delta.added, properties)
         attempt, properties = _attempt(properties)
         columns = delta.added.column_names
-        count = _free_name("headwater_count", columns)
+        count, file, place = (_free_name(f"headwater_{name}", columns) for name in ("count", "file", "pos"))
         removed = delta.removed.append_column(count, pa.array(delta.removed_count))
         with (
             self._source(session, delta.added, "added") as added,
@@ -140,20 +140,18 @@ class MergeWriter:
             exact = {field.name: _exact(field) for field in delta.added.schema}
             same = " AND ".join(f"{exact[name].format('r')} <=> {exact[name].format('d')}" for name in columns)
             alike = ", ".join(exact[name].format("r") for name in columns)
-            nothing = ", ".join(f"NULL AS c{i}" for i in range(len(columns)))
-            listed = ", ".join(f"{quote(name)} AS c{i}" for i, name in enumerate(columns))
-            names = ", ".join(quote(name) for name in columns)
-            values = ", ".join(f"s.c{i}" for i in range(len(columns)))
+            nothing = ", ".join(f"NULL AS {quote(name)}" for name in columns)
+            listed = ", ".join(quote(name) for name in columns)
             session.set_snapshot_properties(properties)
             session.spark.sql(
                 f"MERGE INTO {target} AS t USING ("
-                f" SELECT f, p, {nothing} FROM ("
-                f"  SELECT r._file AS f, r._pos AS p, d.{quote(count)} AS wanted,"
+                f" SELECT {file}, {place}, {nothing} FROM ("
+                f"  SELECT r._file AS {file}, r._pos AS {place}, d.{quote(count)} AS wanted,"
                 f"   row_number() OVER (PARTITION BY {alike} ORDER BY r._file, r._pos) AS number"
                 f"  FROM {target} AS r JOIN {gone} AS d ON {same}) WHERE number <= wanted"
                 f" UNION ALL SELECT CAST(NULL AS STRING), CAST(NULL AS BIGINT), {listed} FROM {added}"
-                f") AS s ON t._file = s.f AND t._pos = s.p"
-                f" WHEN MATCHED THEN DELETE WHEN NOT MATCHED AND s.f IS NULL THEN INSERT ({names}) VALUES ({values})"
+                f") AS s ON t._file = s.{file} AND t._pos = s.{place}"
+                f" WHEN MATCHED THEN DELETE WHEN NOT MATCHED AND s.{file} IS NULL THEN INSERT *"
             )
         return table.publish(start, attempt)
 

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.destinations.iceberg import parts as parts_module
-from headwater.destinations.iceberg.delta import net_delta
 from headwater.destinations.iceberg.net import NetChanges, net_changes
+from headwater.destinations.iceberg.net_delta import net_delta
 from headwater.destinations.iceberg.parts import by_key, delta_in_parts, net_in_parts
 from headwater.events import DELETE, INSERT, NO_OLD, OLD_FULL, OLD_KEY, UPDATE, ChangeRun
 from headwater.schema.table import ColumnSchema, ReplicaIdentity, ReplicatedTableSchema, TableId, TableName, TableSchema

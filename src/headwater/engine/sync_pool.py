@@ -9,15 +9,16 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
 
-from headwater.engine.bell import Bell
 from headwater.engine.copy_cores import CopyCores
 from headwater.engine.groups import form_groups
+from headwater.engine.retry_times import RetryTimes
 from headwater.engine.run import Run
 from headwater.engine.sync_tables import SyncTable
 from headwater.engine.table_sync import TableSyncWorker
-from headwater.errors import HeadwaterError, Retry, SlotError, StoreUnavailable
+from headwater.engine.wake_up import WakeUp
+from headwater.errors import HeadwaterError, SlotError, StoreUnavailable
+from headwater.limits import naming_limits
 from headwater.schema.table import TableId, TableName
 from headwater.source.publication import PublishedTable
 from headwater.source.session import Connection, connect
@@ -34,7 +35,7 @@ _WRITING = frozenset(Phase) - {Phase.INIT, Phase.ERRORED}
 
 
 class TableSyncPool:
-    """Used by the supervising thread alone."""
+    """Used by one thread, together with the look at the catalog; after that thread has ended, by the supervising one."""
 
     def __init__(self, run: Run, tables: Sequence[PublishedTable], on_fatal: Callable[[HeadwaterError], None]) -> None:
         self._run = run
@@ -52,8 +53,9 @@ class TableSyncPool:
         self._cores = CopyCores(
             task_slots(run.spark), run.config.max_copy_connections_per_table, run.config.max_table_sync_workers
         )
-        self.bell = Bell()
-        run.board.listen(self.bell.ring)
+        self._retry_times = RetryTimes(run.config)
+        self.wake_up = WakeUp()
+        run.table_states.listen(self.wake_up.notify)
 
     def tables(self) -> Mapping[TableId, PublishedTable]:
         return self._tables
@@ -61,13 +63,13 @@ class TableSyncPool:
     def refresh(self, table: PublishedTable) -> None:
         """The publication says something else of a table that stays: another name, another row filter."""
         self._tables[table.id] = table
-        self._run.board.rename(table.id, table.name)
+        self._run.table_states.rename(table.id, table.name)
 
     def take_in(self, table: PublishedTable) -> bool:
         """A table joined: Init, then copied and followed. False while what it left behind earlier is still being cleared."""
         if table.id in self._leaving:
             return False
-        self._run.board.load(table.id, table.name, None)
+        self._run.table_states.load(table.id, table.name, None)
         self._tables[table.id] = table
         return True
 
@@ -76,7 +78,7 @@ class TableSyncPool:
         del self._tables[table_id]
         self._copy_again.discard(table_id)
         self._not_before.pop(table_id, None)
-        self._run.board.forget(table_id)
+        self._run.table_states.forget(table_id)
         self._leaving.add(table_id)
         self._stop_worker(table_id)
 
@@ -102,14 +104,16 @@ class TableSyncPool:
         if free <= 0:
             return
         due = self._due()
-        alone = self._alone | {table.id for table in due if self._run.board.has_failed(table.id)}
-        for tables in form_groups(due, alone)[:free]:
+        alone = self._alone | {table.id for table in due if self._run.table_states.has_failed(table.id)}
+        for tables in form_groups(due, alone, self._run.locks_for_a_copy)[:free]:
             worker = TableSyncWorker(self._run, tables, self._slot_name(tables), self._cores, self._on_fatal)
             thread = threading.Thread(
                 target=self._run_worker, args=(worker,), name=f"headwater-sync-{tables[0].name}", daemon=True
             )
+            with naming_limits(f"starting the copy of {tables[0].name}"):
+                thread.start()
+            # Only now: a worker that never ran would hold its tables until somebody joined its thread.
             self._workers[worker] = thread
-            thread.start()
 
     def join(self, timeout_seconds: float) -> None:
         deadline = time.monotonic() + timeout_seconds
@@ -137,13 +141,13 @@ class TableSyncPool:
         held = self._held() if self._copy_again or self._leaving else set()
         for table_id in list(self._copy_again):
             if table_id not in held:
-                self._run.board.reset(table_id)
+                self._run.table_states.reset(table_id)
                 self._not_before.pop(table_id, None)
                 self._alone.discard(table_id)
                 self._copy_again.discard(table_id)
         for table_id in list(self._leaving):
             # The destination records the table's watermark with a batch: purged before, it would come back.
-            if table_id not in held and not self._run.board.is_being_written(table_id):
+            if table_id not in held and not self._run.table_states.is_being_written(table_id):
                 self._run.store.delete_table_state(table_id)
                 self._leaving.remove(table_id)
 
@@ -151,7 +155,7 @@ class TableSyncPool:
         try:
             worker.run()
         finally:
-            self.bell.ring()
+            self.wake_up.notify()
 
     def _collect(self) -> None:
         for worker, thread in list(self._workers.items()):
@@ -200,10 +204,10 @@ class TableSyncPool:
     def _writers(self, held: set[TableId]) -> dict[TableName, set[TableId]]:
         """The tables whose changes or copies go, or went until now, to a destination table of this name."""
         writers: dict[TableName, set[TableId]] = {}
-        states = self._run.board.all()
+        states = self._run.table_states.all()
         for table_id in {*states, *self._leaving}:
             state = states.get(table_id)
-            is_writing = table_id in held or self._run.board.is_being_written(table_id)
+            is_writing = table_id in held or self._run.table_states.is_being_written(table_id)
             schema = self._run.stored_schema(table_id)
             if schema is not None and (is_writing or (state is not None and state.phase in _WRITING)):
                 writers.setdefault(schema.name, set()).add(table_id)
@@ -212,21 +216,23 @@ class TableSyncPool:
     def _due(self) -> list[PublishedTable]:
         due, held = [], self._held()
         # Looked at only where a copy may begin: a table that waits for a person costs nothing here.
-        begins = any(id not in held and _may_begin(state) for id, state in self._run.board.all().items())
+        begins = any(
+            id not in held and self._may_begin(id, state) for id, state in self._run.table_states.all().items()
+        )
         writers = self._writers(held) if begins else {}
-        for table_id, state in self._run.board.all().items():
+        for table_id, state in self._run.table_states.all().items():
             if table_id in held or table_id not in self._tables or table_id in self._copy_again:
                 continue
             # Tables that swap their names: what goes there under the old name comes to an end first.
             if writers.get(self._tables[table_id].name, set()) - {table_id}:
                 continue
-            if self._run.board.is_being_written(table_id):
+            if self._run.table_states.is_being_written(table_id):
                 continue
             if time.monotonic() < self._not_before.get(table_id, 0.0):
                 continue
-            if state.phase in _WITHOUT_WORKER or (state.phase is Phase.ERRORED and _retry_is_due(state)):
+            if state.phase in _WITHOUT_WORKER or self._is_tried_again(table_id, state):
                 try:
-                    self._run.board.move(table_id, INIT, Actor.PIPELINE, only_from=state)
+                    self._run.table_states.move(table_id, INIT, Actor.PIPELINE, only_from=state)
                 except StoreUnavailable as error:
                     log.info("table %s is tried again once the store is back: %s", table_id, error.message)
                     self._not_before[table_id] = time.monotonic() + _DROP_AGAIN_SECONDS
@@ -236,14 +242,8 @@ class TableSyncPool:
                 due.append(self._tables[table_id])
         return due
 
+    def _may_begin(self, table_id: TableId, state: TableState) -> bool:
+        return state.phase is Phase.INIT or state.phase in _WITHOUT_WORKER or self._is_tried_again(table_id, state)
 
-def _may_begin(state: TableState) -> bool:
-    is_lost = state.phase in _WITHOUT_WORKER
-    return state.phase is Phase.INIT or is_lost or (state.phase is Phase.ERRORED and _retry_is_due(state))
-
-
-def _retry_is_due(state: TableState) -> bool:
-    policy = state.retry_policy
-    if policy is None or policy.kind is not Retry.TIMED or policy.next_retry is None:
-        return False
-    return datetime.now(UTC) >= policy.next_retry
+    def _is_tried_again(self, table_id: TableId, state: TableState) -> bool:
+        return state.phase is Phase.ERRORED and self._retry_times.is_due(table_id, state)

@@ -13,6 +13,7 @@ from headwater.contracts.stores import APPLY
 from headwater.engine.lineage import record_lineage, slot_position, slot_verdict
 from headwater.engine.run import Run
 from headwater.engine.slot_watch import NO_LOCK, SlotWatch
+from headwater.limits import naming_limits
 from headwater.lsn import EndLsn
 from headwater.source.catalog_look import Look
 from headwater.source.differences import differences, gone_leaves
@@ -98,7 +99,8 @@ def _watched(run: Run, admin: Connection, connection: WireConnection, name: str)
     made = threading.Event()
     watch = SlotWatch(run, "the pipeline", admin, NO_LOCK, run.settings.application_name, connection)
     watcher = threading.Thread(target=watch.run, args=(made,), name=f"headwater-wait-{name}", daemon=True)
-    watcher.start()
+    with naming_limits(f"making replication slot {name}"):
+        watcher.start()
     try:
         yield
     finally:
@@ -133,7 +135,7 @@ def settle_states(run: Run, connection: Connection, tables: Sequence[PublishedTa
         elif state is not None and AFTER_CRASH[state.phase] is not state.phase:
             state = carried(state, to_be_copied(state))
             run.store.update_table_state(table.id, state)
-        run.board.load(table.id, table.name, state, fingerprint)
+        run.table_states.load(table.id, table.name, state, fingerprint)
 
 
 def _why_not(recorded: Fingerprint | None, now: Fingerprint, since: EndLsn) -> str:

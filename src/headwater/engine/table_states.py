@@ -20,7 +20,7 @@ from types import MappingProxyType
 
 from headwater.config.pipeline import PipelineConfig
 from headwater.contracts.stores import PipelineStore
-from headwater.engine.retry import Backoff
+from headwater.engine.retry_times import table_backoff
 from headwater.errors import HeadwaterError, Retry
 from headwater.lsn import ZERO, EndLsn
 from headwater.observability.progress import Progress
@@ -32,7 +32,7 @@ from headwater.wire.changes import ToldLeaf
 log = logging.getLogger(__name__)
 
 
-class Board:
+class TableStates:
     def __init__(self, store: PipelineStore, progress: Progress) -> None:
         self._store = store
         self._progress = progress
@@ -114,8 +114,10 @@ class Board:
                 self._failures.pop(table_id, None)
             if state is not None and state.phase is not Phase.INIT:
                 asked = self._store.get_table_state(table_id)
-                wanted = asked is not None and asked.phase is Phase.INIT and asked.take_over
-                self.move(table_id, replace(INIT, take_over=wanted), Actor.USER)
+                by_user = asked is not None and asked.phase is Phase.INIT
+                actor = Actor.USER if by_user else Actor.CATALOG
+                wanted = asked is not None and by_user and asked.take_over
+                self.move(table_id, replace(INIT, take_over=wanted), actor)
 
     def changed_outside(self) -> list[TableId]:
         """Tables that somebody has set to Init in the store, and that are not there here. Only reads."""
@@ -254,7 +256,7 @@ class Board:
                     if state.phase is Phase.INIT:
                         self._fingerprints.pop(table_id, None)
             for table_id, before, state in changes:
-                log.info("table %s: %s -> %s", self.name(table_id), before, state)
+                log.info("table %s: %s -> %s, by the %s", self.name(table_id), before, state, actor)
                 self._progress.table_state(table_id, self.name(table_id), str(state))
         if changes:
             self._tell()
@@ -268,8 +270,7 @@ class Board:
             if attempts > config.table_error_retry_max_attempts:
                 error = error.with_retry(Retry.MANUAL)
             else:
-                wait = Backoff(config.table_error_retry_delay_ms / 1000, most_seconds=3600)
-                wait.attempts = attempts - 1
+                wait = table_backoff(config, attempts)
                 next_retry = datetime.now(UTC) + timedelta(seconds=wait.next_seconds())
         self.move(table_id, errored(error, attempts=attempts, next_retry=next_retry), actor)
         # Only now: an error that could not be recorded is recorded again, and is one attempt all the same.

@@ -1,6 +1,6 @@
 """Looks every few seconds at what the stream does not tell: the catalog, and states set by a person (invariant 17).
 
-Used by the supervising thread alone. A look reads and writes nothing (invariant 9); only what it finds leads to writes. The
+Used by one thread, together with the pool. A look reads and writes nothing (invariant 9); only what it finds leads to writes. The
 source or the store being unreachable is logged: whoever needs them waits for them.
 
 What no message of the stream can explain is acted on at once. The rest waits until the stream has passed the position of the
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from headwater.engine.run import Run
-from headwater.engine.tables import TableSyncPool
+from headwater.engine.sync_pool import TableSyncPool
 from headwater.errors import HeadwaterError
 from headwater.lsn import ZERO, EndLsn
 from headwater.schema.table import TableId
@@ -30,6 +30,11 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 2.0
 _NOTICE_SECONDS = 15.0
+_LONGEST_ANSWERS = 5
+_SHORT_SECONDS = 0.2
+"""A look that takes longer is followed by a pause that is longer by as much: looks take a tenth of a core of the source at most.
+One at 10,000 partitions takes 0.3 s."""
+_LONGEST_PAUSE_SECONDS = 30.0
 _AT_REST = frozenset({Phase.INIT, Phase.ERRORED})
 """A copy that comes takes a fingerprint of its own; an error waits for its own way back."""
 
@@ -42,12 +47,12 @@ class _Pending:
     recorded: Mapping[TableId, Fingerprint]
 
 
-class Watch:
+class PublicationWatch:
     def __init__(self, run: Run, pool: TableSyncPool, looks: CatalogLooks, first: Look) -> None:
         self._run = run
         self._pool = pool
         self._looks = looks
-        self._pending: _Pending | None = _Pending(first, run.board.fingerprints())
+        self._pending: _Pending | None = _Pending(first, run.table_states.fingerprints())
         self._judged: EndLsn | None = None
         self._judged_before = ZERO
         self._seen: Mapping[TableId, Fingerprint] = first.tables
@@ -56,12 +61,15 @@ class Watch:
         self._trouble = ""
 
     def look_if_due(self) -> None:
+        began, pause = time.monotonic(), LOOK_SECONDS
         try:
             self._report()
             self._judge_if_passed()
-            if time.monotonic() < self._next:
+            if began < self._next:
                 return
             self._look()
+            longer = max(1.0, (time.monotonic() - began) / _SHORT_SECONDS)
+            pause = min(pause * longer, _LONGEST_PAUSE_SECONDS)
             self._look_at_states()
             self._trouble = ""
         except HeadwaterError as error:
@@ -70,17 +78,17 @@ class Watch:
                 self._trouble = error.message
                 log.warning("changes of the catalog and of states cannot be seen at the moment: %s", error)
         # From now, not from when it was due: a look that took long must not be followed by the next at once.
-        self._next = time.monotonic() + LOOK_SECONDS
+        self._next = time.monotonic() + pause
 
     def settle(self) -> None:
         """At the end of a run: record what the stream has explained, so that the next run need not be in doubt about it."""
         try:
-            recorded = self._run.board.fingerprints()
+            recorded = self._run.table_states.fingerprints()
             look = self._looks.look(self._open())
             for table_id, before, now in self._compared(look, recorded):
                 if gone := gone_leaves(before, now, look.since):
                     self._say(table_id, gone)
-                    self._run.board.reset(table_id)
+                    self._run.table_states.reset(table_id)
                 elif not unexplained(differences(before, now), self._run.told.truncates(table_id)):
                     self._record(table_id, before, now, look.since)
         except HeadwaterError as error:
@@ -92,20 +100,26 @@ class Watch:
             connection.close()
 
     def _look_at_states(self) -> None:
-        for table_id in self._run.board.changed_outside():
-            log.warning("table %s: a new copy was asked for", self._run.board.name(table_id))
+        for table_id in self._run.table_states.changed_outside():
+            log.warning("table %s: a new copy was asked for", self._run.table_states.name(table_id))
             self._pool.copy_again(table_id)
 
     def _open(self) -> Connection:
         if self._connection is None or self._connection.closed:
-            self._connection = connect(self._run.settings, tcp_user_timeout_seconds=_NOTICE_SECONDS)
+            settings = self._run.settings
+            self._connection = connect(
+                settings,
+                tcp_user_timeout_seconds=_NOTICE_SECONDS,
+                # Of a large catalog; a session that hangs must not be the last to have looked.
+                longest_seconds=_LONGEST_ANSWERS * settings.answer_timeout_seconds,
+            )
         return self._connection
 
     # The catalog
 
     def _look(self) -> None:
         # First: a copy that takes a fingerprint meanwhile has seen more than this look.
-        recorded = self._run.board.fingerprints()
+        recorded = self._run.table_states.fingerprints()
         look = self._looks.look(self._open())
         if self._is_other(look):
             self._look_at_members(look)
@@ -123,10 +137,10 @@ class Watch:
         self, look: Look, recorded: Mapping[TableId, Fingerprint]
     ) -> Iterator[tuple[TableId, Fingerprint, Fingerprint]]:
         """Tables that are not what is recorded of them, each with both fingerprints."""
-        board = self._run.board
+        table_states = self._run.table_states
         for table_id, now in look.tables.items():
-            before, state = recorded.get(table_id), board.get(table_id)
-            if before is None or before is not board.fingerprint(table_id) or before == now:
+            before, state = recorded.get(table_id), table_states.get(table_id)
+            if before is None or before is not table_states.fingerprint(table_id) or before == now:
                 continue
             if state is not None and state.phase not in _AT_REST and not self._pool.is_to_be_copied(table_id):
                 yield table_id, before, now
@@ -151,10 +165,10 @@ class Watch:
 
     def _say(self, table_id: TableId, found: list[Difference]) -> None:
         reasons = "; ".join(difference.reason for difference in found)
-        log.warning("table %s is copied again: %s", self._run.board.name(table_id), reasons)
+        log.warning("table %s is copied again: %s", self._run.table_states.name(table_id), reasons)
 
     def _record(self, table_id: TableId, before: Fingerprint, now: Fingerprint, since: EndLsn) -> None:
-        self._run.board.fingerprinted({table_id: taken_over(before, now)}, only_from={table_id: before})
+        self._run.table_states.fingerprinted({table_id: taken_over(before, now)}, only_from={table_id: before})
         self._run.told.forget_truncates(table_id, since)
 
     def _report(self) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from headwater.contracts.results import PendingResult, Result
+from headwater.limits import limit_reached
 
 R = TypeVar("R", bound=Result)
 
@@ -27,5 +28,9 @@ def call(name: str, result: R, method: Callable[[R], None], deadline_seconds: fl
         except Exception as error:
             handle.failed(error)
 
-    threading.Thread(target=run, name=name, daemon=True).start()
+    try:
+        threading.Thread(target=run, name=name, daemon=True).start()
+    except RuntimeError as error:
+        # The call's failure, and not ours: it is then made again as any other that could not be made.
+        box.pop().failed(limit_reached(error, "calling the destination") or error)
     return pending

@@ -1,0 +1,17 @@
+"""Weeks of small batches must not fill the JVM with threads: pools that start one for each task are bounded."""
+
+from __future__ import annotations
+
+from headwater.destinations.iceberg.sessions import MAX_SESSIONS
+from headwater.spark.session import SparkSettings, session_config
+
+POOLS = ("shuffleExchange", "resultQueryStage", "broadcastExchange")
+
+
+def test_the_pools_of_spark_that_start_a_thread_for_each_task_are_bounded() -> None:
+    config = session_config(SparkSettings(), {})
+    for pool in POOLS:
+        # Each table that is written holds one of them while it waits for its result, and a subquery of it another.
+        assert MAX_SESSIONS < int(config[f"spark.sql.{pool}.maxThreadThreshold"]) <= 32
+    chosen = session_config(SparkSettings(config={"spark.sql.shuffleExchange.maxThreadThreshold": "64"}), {})
+    assert chosen["spark.sql.shuffleExchange.maxThreadThreshold"] == "64"
