@@ -25,7 +25,7 @@ from headwater.source.preflight import run_preflight
 from headwater.source.publication import published_tables
 from headwater.source.rows import read_rows
 from headwater.source.session import connect
-from headwater.source.table_lock import TableLock, table_lock
+from headwater.source.table_lock import TableLock, TablesTaken, table_lock
 from headwater.testing.compare import wait_until
 from headwater.testing.postgres import PostgresServer
 from tests.conftest import Database
@@ -362,21 +362,42 @@ def test_keys_are_not_counted_behind_whoever_waits_for_the_copys_lock(
     migration.join()
 
 
-def test_a_snapshot_of_several_tables_waits_for_none_while_it_holds_another(database: Database) -> None:
+def test_a_snapshot_of_several_tables_waits_for_none_while_it_holds_another(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     database.execute("create table a (id int primary key); create table b (id int primary key)")
     database.execute("create publication shop for table a, b")
-    has_snapshot = threading.Event()
+    asks, is_taken, refused, has_snapshot = (threading.Event() for _ in range(4))
+    real = exported_snapshot_module.table_lock
+
+    @contextmanager
+    def watched(*arguments: Any, **options: Any) -> Iterator[TableLock]:
+        # The publication has been read: on 18 that waits behind whoever has a published table for itself.
+        asks.set()
+        assert is_taken.wait(30)
+        try:
+            with real(*arguments, **options) as lock:
+                yield lock
+        except TablesTaken:
+            refused.set()
+            raise
+
+    monkeypatch.setattr(exported_snapshot_module, "table_lock", watched)
 
     def export() -> None:
         with exported_snapshot(database.settings, "shop"):
             has_snapshot.set()
 
     exporting = threading.Thread(target=export, daemon=True)
-    tried = "select count(*) from pg_stat_activity where query like 'LOCK TABLE%%' and datname = current_database()"
+    waiting = "select count(*) from pg_locks where not granted and relation = 'b'::regclass"
+    exporting.start()
+    assert asks.wait(30)
     with database.connect() as other, other.transaction():
         other.execute("alter table b add column w int")
-        exporting.start()
-        wait_until(lambda: database.value(tried) > 0, 30, what="the snapshot to try for its locks")
+        is_taken.set()
+        wait_until(
+            lambda: refused.is_set() or database.value(waiting) > 0, 30, what="the snapshot to ask for its locks"
+        )
         # Would end in a deadlock, with this session as its victim, if the other waited for b with a in its hands.
         other.execute("alter table a add column w int")
     exporting.join(60)
