@@ -61,6 +61,9 @@ def measured() -> dict[str, int]:
         found |= {f"jvm_{name}": count for name, count in _held(pid).items()}
         memory = jvm.java.lang.management.ManagementFactory.getMemoryMXBean()
         found["jvm_heap_kib"] = int(memory.getHeapMemoryUsage().getUsed()) >> 10
+        # Heap use goes up and down; what is never given back is counted.
+        readers = jvm.org.apache.iceberg.arrow.ArrowAllocation.rootAllocator().getChildAllocators()
+        found["jvm_arrow_allocators"] = int(readers.size())
         found["jvm_non_heap_kib"] = int(memory.getNonHeapMemoryUsage().getUsed()) >> 10
     return found
 

@@ -41,6 +41,7 @@ SLACK = {
     "jvm_sockets": 4,
     "jvm_files": 8,
     "jvm_heap_kib": 48 << 10,
+    "jvm_arrow_allocators": 0,
     "jvm_non_heap_kib": 48 << 10,
     "log_lines": 10,
     "server_sessions": 3,
