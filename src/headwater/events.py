@@ -19,19 +19,8 @@ import pyarrow as pa
 
 from headwater.lsn import ZERO, CommitLsn, EndLsn
 from headwater.schema.table import ReplicatedTableSchema, TableId
-from headwater.wire.changes import (
-    DELETE,
-    INSERT,
-    NO_OLD,
-    OLD_FULL,
-    OLD_KEY,
-    UPDATE,
-    ChangeRun,
-    Changes,
-    Step,
-    Transactions,
-    TruncateStep,
-)
+from headwater.wire.changes import NO_OLD, ChangeRun, Changes, Step, Transactions, TruncateStep
+from headwater.wire.letters import DELETE, INSERT, OLD_FULL, OLD_KEY, UPDATE
 from headwater.wire.runs import joined
 
 if TYPE_CHECKING:

@@ -14,8 +14,9 @@ from headwater.schema.table import ColumnSchema
 from headwater.schema.types import BUILT_IN
 from headwater.source.session import connect, translating
 from headwater.store.postgres import PostgresStore
-from headwater.wire.columns import TEXT, decode_column
+from headwater.wire.columns import decode_column
 from headwater.wire.connection import WireConnection
+from headwater.wire.letters import FIELD_TEXT
 from tests.conftest import Database
 from tests.integration.mirror import MirrorDestination, running
 
@@ -57,7 +58,7 @@ def test_a_text_that_arrow_cannot_cast_is_told_without_it() -> None:
     data = np.frombuffer(VALUE.encode(), np.uint8).copy()
     column = ColumnSchema("day", BUILT_IN[DATE_OID], attnum=1)
     with pytest.raises(ValueOutOfRange) as told:
-        decode_column(column, data, np.array([0]), np.array([len(data)]), TEXT)
+        decode_column(column, data, np.array([0]), np.array([len(data)]), FIELD_TEXT)
     assert "'day'" in str(told.value)
     assert VALUE not in str(told.value)
 

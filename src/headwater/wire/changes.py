@@ -17,8 +17,7 @@ from headwater.lsn import CommitLsn, EndLsn
 from headwater.schema.table import ReplicatedTableSchema, TableId
 from headwater.wire.relation import Relation
 
-INSERT, UPDATE, DELETE = ord("I"), ord("U"), ord("D")
-NO_OLD, OLD_KEY, OLD_FULL = 0, ord("K"), ord("O")
+NO_OLD = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from numba import njit
 
 from headwater.errors import ProtocolError
+from headwater.wire.letters import COPY_DATA, FRAME_HEADER
 from headwater.wire.messages import KNOWN_TYPES, MAX_MESSAGE_BYTES, Message
 
 Bytes = npt.NDArray[np.uint8]
@@ -23,7 +24,6 @@ MORE = 0
 OTHER = 1
 MALFORMED = 2
 
-_COPY_DATA = ord("d")
 _SMALL_CAPACITY_BYTES = 64 << 10
 
 
@@ -51,22 +51,22 @@ def split(buffer: Any, start: Any, end: Any) -> tuple[int, int, int]:
     """
     position = start
     while position < end:
-        if buffer[position] != 100:
-            return position, 1, 0
-        if position + 5 > end:
-            return position, 0, 0
+        if buffer[position] != COPY_DATA:
+            return position, OTHER, 0
+        if position + FRAME_HEADER > end:
+            return position, MORE, 0
         length: Any = (
             (np.int64(buffer[position + 1]) << 24)
             | (np.int64(buffer[position + 2]) << 16)
             | (np.int64(buffer[position + 3]) << 8)
             | np.int64(buffer[position + 4])
         )
-        if length < 4 or length > 1073741824:
-            return position, 2, length
+        if length < 4 or length > MAX_MESSAGE_BYTES:
+            return position, MALFORMED, length
         if position + 1 + length > end:
-            return position, 0, length + 1
+            return position, MORE, length + 1
         position += length + 1
-    return position, 0, 0
+    return position, MORE, 0
 
 
 class Inbox:

@@ -18,13 +18,15 @@ from headwater.errors import ProtocolError, ValueOutOfRange
 from headwater.schema.arrow import arrow_type
 from headwater.schema.table import ColumnSchema
 from headwater.schema.types import Kind, PgType
+from headwater.wire import numeric_kernels
 from headwater.wire import value_kernels as vk
 from headwater.wire.array_text import parse_array_text
+from headwater.wire.kernels import NO_ROOM
+from headwater.wire.letters import FIELD_TEXT
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 
-BINARY, TEXT = ord("b"), ord("t")
 MAX_TEXT_BYTES = 2**31 - 1
 # Digits take half as many bytes on the wire as in text, but zeros at either end take none: ten bytes are 1e131071. So much
 # may come of such zeros in one piece, which is 8 MiB on the wire when tables are copied.
@@ -34,9 +36,9 @@ _RANGED = frozenset({Kind.NUMERIC, Kind.DATE, Kind.TIMESTAMP, Kind.TIMESTAMPTZ})
 
 
 def decode_column(column: ColumnSchema, buf: Bytes, foff: Ints, flen: Ints, fmt: int) -> pa.Array:
-    """One column's values. Negative lengths are NULL. `fmt` is BINARY or TEXT (0 where no value is there at all)."""
+    """One column's values. Negative lengths are NULL. `fmt` is FIELD_BINARY or FIELD_TEXT (0 where no value is there at all)."""
     type = arrow_type(column)
-    if fmt == TEXT or not column.type.binary:
+    if fmt == FIELD_TEXT or not column.type.binary:
         return _from_text(column, column.type, type, _string(column, buf, foff, flen))
     return _from_binary(column, column.type, type, buf, foff, flen)
 
@@ -115,17 +117,17 @@ def _string(column: ColumnSchema, buf: Bytes, foff: Ints, flen: Ints) -> pa.Arra
 def _numeric(column: ColumnSchema, type: pa.DataType, buf: Bytes, foff: Ints, flen: Ints) -> pa.Array:
     if pa.types.is_decimal(type):
         words = np.empty((len(foff), 2), np.uint64)
-        bad = vk.numeric_decimal(buf, foff, flen, type.precision, type.scale, words)
+        bad = numeric_kernels.numeric_decimal(buf, foff, flen, type.precision, type.scale, words)
         _check(column, bad, Kind.NUMERIC, foff, flen)
         return _make(type, flen, pa.py_buffer(words))
     offsets, nothing = np.empty(len(foff) + 1, np.int32), np.empty(0, np.uint8)
     limit = min(MAX_TEXT_BYTES, _SPARSE_NUMERIC_TEXT_BYTES + 4 * vk.total_length(flen))
-    bad = vk.numeric_text(buf, foff, flen, offsets, nothing, limit, False)
-    if bad == -2:
+    bad = numeric_kernels.numeric_text(buf, foff, flen, offsets, nothing, limit, False)
+    if bad == NO_ROOM:
         raise _numerics_too_long(column, limit)
     _check(column, bad, Kind.NUMERIC, foff, flen)
     data = np.empty(offsets[-1], np.uint8)
-    vk.numeric_text(buf, foff, flen, offsets, data, limit, True)
+    numeric_kernels.numeric_text(buf, foff, flen, offsets, data, limit, True)
     return _make(type, flen, pa.py_buffer(offsets), pa.py_buffer(data))
 
 

@@ -10,8 +10,9 @@ import pyarrow as pa
 from headwater.errors import ProtocolError
 from headwater.schema.arrow import arrow_type
 from headwater.schema.table import ColumnSchema
-from headwater.wire.columns import BINARY, Bytes, decode_column
+from headwater.wire.columns import Bytes, decode_column
 from headwater.wire.kernels import COPY_SIGNATURE, copy_fields, copy_rows
+from headwater.wire.letters import COPY_DATA, FIELD_BINARY
 
 _FRAME_HEADER = 5
 _FIXED_HEADER = 19
@@ -61,7 +62,7 @@ class CopyDecoder:
         bad = copy_fields(buf, off, ncols, foff, flen)
         if bad != -1:
             raise ProtocolError(f"COPY row does not have {ncols} fields", offset=int(bad))
-        arrays = [decode_column(c, buf, foff[i], flen[i], BINARY) for i, c in enumerate(self._columns)]
+        arrays = [decode_column(c, buf, foff[i], flen[i], FIELD_BINARY) for i, c in enumerate(self._columns)]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _without_header(self, chunk: Bytes) -> tuple[Bytes, int]:
@@ -80,6 +81,6 @@ class CopyDecoder:
         if left == 0:
             return chunk, start + _FRAME_HEADER
         shifted = chunk.copy()
-        shifted[start] = ord("d")
+        shifted[start] = COPY_DATA
         shifted[start + 1 : start + 5] = np.frombuffer((left + 4).to_bytes(4, "big"), np.uint8)
         return shifted, start

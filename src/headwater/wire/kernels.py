@@ -12,11 +12,46 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from headwater.wire.letters import (
+    BEGIN,
+    COMMIT,
+    COPY_DATA,
+    DELETE,
+    FIELD_BINARY,
+    FIELD_NULL,
+    FIELD_TEXT,
+    FIELD_UNCHANGED,
+    FRAME_HEADER,
+    INSERT,
+    KEEPALIVE_SIZE,
+    MESSAGE,
+    NEW_ROW,
+    OLD_FULL,
+    OLD_KEY,
+    ORIGIN,
+    PRIMARY_KEEPALIVE,
+    RELATION,
+    STREAM_ABORT,
+    STREAM_COMMIT,
+    STREAM_START,
+    STREAM_STOP,
+    TRUNCATE,
+    TYPE,
+    UPDATE,
+    XLOG_DATA,
+    XLOG_DATA_HEADER,
+)
+
 # Positions in the scan's state array.
 IN_TX, TX_COUNT, COUNT, CONSUMED, LAST_COMMIT_TX, LAST_COMMIT_END, KEEPALIVE, WAL_END, ERROR, ERROR_OFFSET = range(10)
 STATE_SIZE = 10
 
 OK, FULL, MALFORMED = 0, 1, 2
+WELL_FORMED, NO_ROOM = -1, -2
+"""What a kernel returns that otherwise returns where the bytes, or which of the values, are malformed."""
+# Positions in ERRORS.
+_, SHORT, UNKNOWN_KIND, NOT_IN_TX, BEGIN_IN_TX, COMMIT_OUTSIDE, COMMIT_OF_ANOTHER = range(7)
+NOT_COPY_DATA, BAD_LENGTH, NOT_REPLICATION, BEGIN_IN_BLOCK, COMMIT_IN_BLOCK = range(7, 12)
 ERRORS = (
     "",
     "message shorter than its kind requires",
@@ -31,6 +66,9 @@ ERRORS = (
     "BEGIN inside a block of a transaction in progress",
     "COMMIT inside a block of a transaction in progress",
 )
+
+# In place of a field's length.
+IS_NULL, IS_UNCHANGED, NO_TUPLE = -1, -2, -3
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -95,21 +133,21 @@ def scan(
             state[CONSUMED] = pos
             state[COUNT] = k
             return FULL
-        if used - pos < 5:
-            state[ERROR], state[ERROR_OFFSET] = 8, pos
+        if used - pos < FRAME_HEADER:
+            state[ERROR], state[ERROR_OFFSET] = BAD_LENGTH, pos
             return MALFORMED
-        if buf[pos] != 100:
-            state[ERROR], state[ERROR_OFFSET] = 7, pos
+        if buf[pos] != COPY_DATA:
+            state[ERROR], state[ERROR_OFFSET] = NOT_COPY_DATA, pos
             return MALFORMED
         size = _u32(buf, pos + 1)
         stop = pos + 1 + size
         if size < 5 or stop > used:
-            state[ERROR], state[ERROR_OFFSET] = 8, pos + 1
+            state[ERROR], state[ERROR_OFFSET] = BAD_LENGTH, pos + 1
             return MALFORMED
-        what = buf[pos + 5]
-        if what == 107:
-            if size < 4 + 18:
-                state[ERROR], state[ERROR_OFFSET] = 1, pos + 5
+        what = buf[pos + FRAME_HEADER]
+        if what == PRIMARY_KEEPALIVE:
+            if size < 4 + KEEPALIVE_SIZE:
+                state[ERROR], state[ERROR_OFFSET] = SHORT, pos + 5
                 return MALFORMED
             wal_end = np.int64(_u64(buf, pos + 6))
             if wal_end > state[WAL_END]:
@@ -118,52 +156,52 @@ def scan(
                 state[KEEPALIVE] = wal_end
             pos = stop
             continue
-        if what != 119:
-            state[ERROR], state[ERROR_OFFSET] = 9, pos + 5
+        if what != XLOG_DATA:
+            state[ERROR], state[ERROR_OFFSET] = NOT_REPLICATION, pos + 5
             return MALFORMED
-        if size < 4 + 26:
-            state[ERROR], state[ERROR_OFFSET] = 1, pos + 5
+        if size <= 4 + XLOG_DATA_HEADER:
+            state[ERROR], state[ERROR_OFFSET] = SHORT, pos + 5
             return MALFORMED
         wal_end = np.int64(_u64(buf, pos + 14))
         if wal_end > state[WAL_END]:
             state[WAL_END] = wal_end
-        p = pos + 30
+        p = pos + FRAME_HEADER + XLOG_DATA_HEADER
         left = stop - p - shift
         c = buf[p]
         rel = np.int64(0)
         t = state[TX_COUNT]
-        if c == 73 or c == 85 or c == 68:
+        if c == INSERT or c == UPDATE or c == DELETE:
             if left < 8:
-                state[ERROR], state[ERROR_OFFSET] = 1, p
+                state[ERROR], state[ERROR_OFFSET] = SHORT, p
                 return MALFORMED
             if shift == 0 and state[IN_TX] == 0:
-                state[ERROR], state[ERROR_OFFSET] = 3, p
+                state[ERROR], state[ERROR_OFFSET] = NOT_IN_TX, p
                 return MALFORMED
             rel = _u32(buf, p + 1 + shift)
-        elif shift != 0 and (c == 66 or c == 67):
-            state[ERROR], state[ERROR_OFFSET] = 10 + (c - 66), p
+        elif shift != 0 and (c == BEGIN or c == COMMIT):
+            state[ERROR], state[ERROR_OFFSET] = BEGIN_IN_BLOCK if c == BEGIN else COMMIT_IN_BLOCK, p
             return MALFORMED
-        elif c == 66:
+        elif c == BEGIN:
             if left < 21:
-                state[ERROR], state[ERROR_OFFSET] = 1, p
+                state[ERROR], state[ERROR_OFFSET] = SHORT, p
                 return MALFORMED
             if state[IN_TX] != 0:
-                state[ERROR], state[ERROR_OFFSET] = 4, p
+                state[ERROR], state[ERROR_OFFSET] = BEGIN_IN_TX, p
                 return MALFORMED
             tx_commit[t] = _u64(buf, p + 1)
             tx_time[t] = np.int64(_u64(buf, p + 9))
             tx_xid[t] = np.uint32(_u32(buf, p + 17))
             tx_begin[t] = first_position + k
             state[IN_TX] = 1
-        elif c == 67:
+        elif c == COMMIT:
             if left < 26:
-                state[ERROR], state[ERROR_OFFSET] = 1, p
+                state[ERROR], state[ERROR_OFFSET] = SHORT, p
                 return MALFORMED
             if state[IN_TX] == 0:
-                state[ERROR], state[ERROR_OFFSET] = 5, p
+                state[ERROR], state[ERROR_OFFSET] = COMMIT_OUTSIDE, p
                 return MALFORMED
             if _u64(buf, p + 2) != tx_commit[t]:
-                state[ERROR], state[ERROR_OFFSET] = 6, p
+                state[ERROR], state[ERROR_OFFSET] = COMMIT_OF_ANOTHER, p
                 return MALFORMED
             tx_end[t] = _u64(buf, p + 10)
             tx_last[t] = first_position + k
@@ -171,20 +209,20 @@ def scan(
             state[TX_COUNT] = t + 1
             state[LAST_COMMIT_TX] = t + 1
             state[LAST_COMMIT_END] = stop
-        elif c == 84:
+        elif c == TRUNCATE:
             if left < 6:
-                state[ERROR], state[ERROR_OFFSET] = 1, p
+                state[ERROR], state[ERROR_OFFSET] = SHORT, p
                 return MALFORMED
             if shift == 0 and state[IN_TX] == 0:
-                state[ERROR], state[ERROR_OFFSET] = 3, p
+                state[ERROR], state[ERROR_OFFSET] = NOT_IN_TX, p
                 return MALFORMED
-        elif c == 82:
+        elif c == RELATION:
             if left < 8:
-                state[ERROR], state[ERROR_OFFSET] = 1, p
+                state[ERROR], state[ERROR_OFFSET] = SHORT, p
                 return MALFORMED
             rel = _u32(buf, p + 1 + shift)
-        elif not (c == 89 or c == 79 or c == 77):
-            state[ERROR], state[ERROR_OFFSET] = 2, p
+        elif not (c == TYPE or c == ORIGIN or c == MESSAGE):
+            state[ERROR], state[ERROR_OFFSET] = UNKNOWN_KIND, p
             return MALFORMED
         elif shift != 0:
             pos = stop
@@ -207,14 +245,14 @@ def until_streaming(buf: Any, first: Any) -> Any:
     on; the end of the bytes if there is none, or if they are malformed: whoever scans them says so."""
     pos = first
     used = buf.shape[0]
-    while used - pos > 30:
+    while used - pos > FRAME_HEADER + XLOG_DATA_HEADER:
         size = _u32(buf, pos + 1)
         stop = pos + 1 + size
-        if buf[pos] != 100 or size < 5 or stop > used:
+        if buf[pos] != COPY_DATA or size < 5 or stop > used:
             return used
-        if buf[pos + 5] == 119 and size > 29:
-            c = buf[pos + 30]
-            if c == 83 or c == 69 or c == 99 or c == 65:
+        if buf[pos + FRAME_HEADER] == XLOG_DATA and size > 4 + XLOG_DATA_HEADER:
+            c = buf[pos + FRAME_HEADER + XLOG_DATA_HEADER]
+            if c == STREAM_START or c == STREAM_STOP or c == STREAM_COMMIT or c == STREAM_ABORT:
                 return pos
         pos = stop
     return used
@@ -233,7 +271,7 @@ def any_old(buf: Any, off: Any) -> Any:
     """Whether any of these row messages carries an old tuple."""
     for i in range(off.shape[0]):
         c = buf[off[i] + 5]
-        if c == 75 or c == 79:
+        if c == OLD_KEY or c == OLD_FULL:
             return True
     return False
 
@@ -251,11 +289,11 @@ def _tuple(buf: Any, p: int, stop: int, i: int, ncols: int, foff: Any, flen: Any
             return -p
         kd = buf[p]
         p += 1
-        if kd == 110:
-            flen[c, i] = -1
-        elif kd == 117:
-            flen[c, i] = -2
-        elif kd == 98 or kd == 116:
+        if kd == FIELD_NULL:
+            flen[c, i] = IS_NULL
+        elif kd == FIELD_UNCHANGED:
+            flen[c, i] = IS_UNCHANGED
+        elif kd == FIELD_BINARY or kd == FIELD_TEXT:
             if stop - p < 4:
                 return -p
             size = _i32(buf, p)
@@ -293,39 +331,39 @@ def row_fields(
     old_kind: Any,
     fmt: Any,
 ) -> Any:
-    """Where each field of each row message lies. Lengths: -1 NULL, -2 unchanged, -3 no such tuple. Returns -1, or where
+    """Where each field of each row message lies. Returns WELL_FORMED, or where
     the bytes are malformed. `old_*` may have no columns when no message has an old tuple."""
     for i in range(off.shape[0]):
         p = off[i] + 5
         stop = end[i]
         c = buf[p]
         old_kind[i] = 0
-        if kind[i] == 73 and c != 78:
+        if kind[i] == INSERT and c != NEW_ROW:
             return p
-        if c == 75 or c == 79:
+        if c == OLD_KEY or c == OLD_FULL:
             old_kind[i] = c
             p = _tuple(buf, p + 1, stop, i, ncols, old_off, old_len, fmt)
             if p < 0:
                 return -p
-            if kind[i] == 85:
-                if stop - p < 1 or buf[p] != 78:
+            if kind[i] == UPDATE:
+                if stop - p < 1 or buf[p] != NEW_ROW:
                     return p
                 c = buf[p]
-        elif c == 78 and kind[i] != 68:
+        elif c == NEW_ROW and kind[i] != DELETE:
             for j in range(old_len.shape[0]):
-                old_len[j, i] = -3
+                old_len[j, i] = NO_TUPLE
         else:
             return p
-        if kind[i] == 68:
+        if kind[i] == DELETE:
             for j in range(ncols):
-                new_len[j, i] = -3
+                new_len[j, i] = NO_TUPLE
         else:
             p = _tuple(buf, p + 1, stop, i, ncols, new_off, new_len, fmt)
             if p < 0:
                 return -p
         if p != stop:
             return p
-    return -1
+    return WELL_FORMED
 
 
 COPY_SIGNATURE = np.frombuffer(b"PGCOPY\n\xff\r\n\x00", np.uint8)
@@ -334,13 +372,14 @@ COPY_SIGNATURE = np.frombuffer(b"PGCOPY\n\xff\r\n\x00", np.uint8)
 @njit("int64(uint8[::1], int64, int64[::1], int64[::1], int64[::1])", cache=True, nogil=True)
 def copy_rows(buf: Any, first: Any, off: Any, end: Any, result: Any) -> Any:
     """List the tuples of COPY binary data in whole CopyData frames from byte `first`. A frame may hold several tuples or the
-    trailer. result: [rows, ended]. Returns -1, or where the bytes are malformed; -2 asks for larger arrays."""
+    trailer. result: [rows, ended]. Returns WELL_FORMED, or where the bytes are malformed;
+    NO_ROOM asks for larger arrays."""
     pos = first
     used = buf.shape[0]
     k = 0
     ended = 0
     while pos < used:
-        if used - pos < 5 or buf[pos] != 100:
+        if used - pos < FRAME_HEADER or buf[pos] != COPY_DATA:
             return pos
         size = _u32(buf, pos + 1)
         stop = pos + 1 + size
@@ -358,7 +397,7 @@ def copy_rows(buf: Any, first: Any, off: Any, end: Any, result: Any) -> Any:
             if n < 0:
                 return p
             if k >= off.shape[0]:
-                return -2
+                return NO_ROOM
             off[k] = p
             p += 2
             for _ in range(n):
@@ -377,12 +416,12 @@ def copy_rows(buf: Any, first: Any, off: Any, end: Any, result: Any) -> Any:
         pos = stop
     result[0] = k
     result[1] = ended
-    return -1
+    return WELL_FORMED
 
 
 @njit("int64(uint8[::1], int64[::1], int64, int64[:,::1], int64[:,::1])", cache=True, nogil=True)
 def copy_fields(buf: Any, off: Any, ncols: Any, foff: Any, flen: Any) -> Any:
-    """Where each field of each listed tuple lies. Returns -1, or where the number of fields is not the expected one."""
+    """Where each field of each listed tuple lies. Returns WELL_FORMED, or where the number of fields is not the expected one."""
     for i in range(off.shape[0]):
         p = off[i]
         if _i16(buf, p) != ncols:
@@ -395,4 +434,4 @@ def copy_fields(buf: Any, off: Any, ncols: Any, foff: Any, flen: Any) -> Any:
             flen[c, i] = size
             if size > 0:
                 p += size
-    return -1
+    return WELL_FORMED

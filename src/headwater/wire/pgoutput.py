@@ -20,6 +20,7 @@ from headwater.schema.table import ReplicatedTableSchema, TableId
 from headwater.wire import kernels as k
 from headwater.wire.changes import Changes, Step, ToldLeaf, ToldTruncate, Transactions, TruncateStep
 from headwater.wire.columns import Bytes
+from headwater.wire.letters import DELETE, INSERT, MESSAGE, ORIGIN, RELATION, TRUNCATE, TYPE, UPDATE
 from headwater.wire.relation import Relation, parse_relation, parse_truncate
 from headwater.wire.runs import decode_run, joined, on_disk
 from headwater.wire.segment import Commit, Segment, TransactionLog
@@ -29,10 +30,9 @@ from headwater.wire.streamed import StreamedTransaction, StreamedTransactions
 SEGMENT_BYTES = 64 << 20
 """A transaction larger than this is decoded in several pieces, so that no Arrow text column nears its 2 GiB limit."""
 
-_RELATION, _TRUNCATE = ord("R"), ord("T")
-_ROWS = (ord("I"), ord("U"), ord("D"))
-_OF_A_TABLE = (*_ROWS, _RELATION)
-_BETWEEN = (ord("Y"), ord("O"), ord("M"))
+_ROWS = (INSERT, UPDATE, DELETE)
+_OF_A_TABLE = (*_ROWS, RELATION)
+_BETWEEN = (TYPE, ORIGIN, MESSAGE)
 """Types come before the relation that uses them."""
 
 
@@ -243,7 +243,7 @@ class _Decoding:
     def add(self, segment: Segment, limit: int) -> None:
         count = segment.count_until(limit)
         kind, relid = segment.kind[:count], segment.relid[:count]
-        truncates = self._truncates(segment, np.flatnonzero(kind == _TRUNCATE))
+        truncates = self._truncates(segment, np.flatnonzero(kind == TRUNCATE))
         # One line per (table, message): rows and relations as they are, a truncate once for each table it names.
         plain = np.flatnonzero(np.isin(kind, _OF_A_TABLE))
         lines = np.concatenate([plain, np.array([t.message for t in truncates], np.int64)])
@@ -262,7 +262,7 @@ class _Decoding:
         """A root, then a leaf, then a row of the root. Several tables of one TRUNCATE are told as well before it comes."""
         messages = np.flatnonzero(~np.isin(segment.kind[:count], _BETWEEN))
         kind, relid = segment.kind[messages], segment.relid[messages]
-        is_relation = kind == _RELATION
+        is_relation = kind == RELATION
         # Relations, and what comes right behind one; of all others nothing has to be looked at.
         behind = np.r_[bool(self._relations_before), is_relation[:-1]] if len(messages) else is_relation
         for at in np.flatnonzero(is_relation | behind).tolist():
@@ -294,13 +294,13 @@ class _Decoding:
         truncates: list[_TruncateLine],
     ) -> None:
         kinds = segment.kind[lines]
-        ordinal = self._count(table, segment.tx[lines], kinds != _RELATION)
+        ordinal = self._count(table, segment.tx[lines], kinds != RELATION)
         begin = 0
-        for at in np.flatnonzero((kinds == _RELATION) | (which >= 0)).tolist():
+        for at in np.flatnonzero((kinds == RELATION) | (which >= 0)).tolist():
             self._run(table, segment, lines[begin:at], ordinal[begin:at])
             begin = at + 1
             message = int(lines[at])
-            if kinds[at] == _RELATION:
+            if kinds[at] == RELATION:
                 start, stop = int(segment.off[message]), int(segment.end[message])
                 self._relations[table] = parse_relation(segment.data[start:stop].tobytes(), start)
             else:

@@ -25,6 +25,7 @@ from headwater.errors import ConnectionLost, HeadwaterError, ProtocolError
 from headwater.lsn import ZERO, EndLsn
 from headwater.wire import messages
 from headwater.wire.chunks import Chunk, Inbox
+from headwater.wire.letters import KEEPALIVE_SIZE, PRIMARY_KEEPALIVE, XLOG_DATA, XLOG_DATA_HEADER
 from headwater.wire.messages import Message
 from headwater.wire.pacing import Pacing
 from headwater.wire.transport import Transport
@@ -52,9 +53,9 @@ def survey(data: Any, highest: Any) -> tuple[int, int, int]:
         end = position + 1 + length
         payload = position + 5
         size = end - payload
-        if size >= 25 and data[payload] == 119:  # 'w': start, WAL end, clock, then the change
+        if size >= XLOG_DATA_HEADER and data[payload] == XLOG_DATA:
             at = payload + 9
-        elif size == 18 and data[payload] == 107:  # 'k': WAL end, clock, reply requested
+        elif size == KEEPALIVE_SIZE and data[payload] == PRIMARY_KEEPALIVE:
             at = payload + 1
             if data[payload + 17] != 0:
                 asked = 1

@@ -13,8 +13,10 @@ from headwater.errors import ProtocolError, ValueOutOfRange
 from headwater.schema.arrow import arrow_schema
 from headwater.schema.table import ReplicatedTableSchema
 from headwater.wire import kernels as k
-from headwater.wire.changes import NO_OLD, OLD_FULL, OLD_KEY, ChangeRun, Step
+from headwater.wire.changes import NO_OLD, ChangeRun, Step
 from headwater.wire.columns import decode_column
+from headwater.wire.kernels import IS_UNCHANGED
+from headwater.wire.letters import OLD_FULL, OLD_KEY
 from headwater.wire.segment import Segment
 from headwater.wire.spool import Spool
 
@@ -54,7 +56,7 @@ def decode_run(
     if leaves is not None:
         # The server names the kind by the root's identity, and fills the tuple by the leaf's.
         old_kind = np.where(old_kind == NO_OLD, NO_OLD, OLD_FULL if leaves.old_is_full else OLD_KEY).astype(np.uint8)
-    unchanged = {name: new_len[i] == -2 for i, name in enumerate(names) if (new_len[i] == -2).any()}
+    unchanged = {name: new_len[i] == IS_UNCHANGED for i, name in enumerate(names) if (new_len[i] == IS_UNCHANGED).any()}
     return ChangeRun(
         schema=schema,
         op=kind,

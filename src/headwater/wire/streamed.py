@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from headwater.errors import ProtocolError
 from headwater.wire.columns import Bytes
+from headwater.wire.letters import STREAM_ABORT, STREAM_COMMIT, STREAM_START, STREAM_STOP
 from headwater.wire.segment import Commit, Segment, TransactionLog
 
-START, STOP, COMMIT, ABORT = ord("S"), ord("E"), ord("c"), ord("A")
 _PAYLOAD = 30
 """Where a message lies in its CopyData frame, behind XLogData's header."""
 
@@ -64,7 +64,7 @@ class StreamedTransactions:
         (size,) = struct.unpack("!I", data[at + 1 : at + 5].tobytes())
         message, stop = data[at + _PAYLOAD : at + 1 + size].tobytes(), at + 1 + size
         kind = message[0]
-        if (self.block is not None) != (kind == STOP):
+        if (self.block is not None) != (kind == STREAM_STOP):
             where = "inside a block" if self.block is not None else "outside a block"
             raise ProtocolError(f"{_NAMES[kind]} {where} of a transaction in progress", offset=at + _PAYLOAD)
         try:
@@ -73,12 +73,12 @@ class StreamedTransactions:
             raise ProtocolError(f"{_NAMES[kind]} is too short", offset=at + _PAYLOAD) from None
 
     def _take(self, kind: int, message: bytes, offset: int) -> tuple[Commit | None, StreamedTransaction | None]:
-        if kind == START:
+        if kind == STREAM_START:
             (xid,) = struct.unpack_from("!I", message, 1)
             self.block = self._open.setdefault(xid, StreamedTransaction())
-        elif kind == STOP:
+        elif kind == STREAM_STOP:
             self.block = None
-        elif kind == ABORT:
+        elif kind == STREAM_ABORT:
             xid, aborted = struct.unpack_from("!II", message, 1)
             if aborted == xid:
                 self._open.pop(xid, None)
@@ -93,4 +93,9 @@ class StreamedTransactions:
         return None, None
 
 
-_NAMES = {START: "STREAM START", STOP: "STREAM STOP", COMMIT: "STREAM COMMIT", ABORT: "STREAM ABORT"}
+_NAMES = {
+    STREAM_START: "STREAM START",
+    STREAM_STOP: "STREAM STOP",
+    STREAM_COMMIT: "STREAM COMMIT",
+    STREAM_ABORT: "STREAM ABORT",
+}

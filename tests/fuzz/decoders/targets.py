@@ -24,9 +24,10 @@ from headwater.schema.table import (
 from headwater.schema.types import BUILT_IN, other
 from headwater.wire.changes import ChangeRun, Changes
 from headwater.wire.chunks import Inbox
-from headwater.wire.columns import BINARY, TEXT, decode_column
+from headwater.wire.columns import decode_column
 from headwater.wire.connection import WireConnection
 from headwater.wire.copy_binary import CopyDecoder
+from headwater.wire.letters import FIELD_BINARY, FIELD_TEXT
 from headwater.wire.pgoutput import Ownership, PgOutputDecoder
 from headwater.wire.relation import Relation
 from headwater.wire.replication import ReplicationStream
@@ -137,7 +138,7 @@ def values(data: bytes, dice: random.Random | None) -> object:
     chosen = EVERY_TYPE[data[0] % len(EVERY_TYPE)]
     buffer = np.frombuffer(bytearray(data[1:]), np.uint8)
     shown: list[object] = []
-    for fmt in (BINARY, TEXT):
+    for fmt in (FIELD_BINARY, FIELD_TEXT):
         for count in (1, 2, 3):
             length = len(buffer) // count
             lengths = np.full(count, length, np.int64)

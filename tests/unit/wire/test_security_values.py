@@ -13,7 +13,8 @@ import pytest
 from headwater.errors import HeadwaterError, ProtocolError, ValueOutOfRange
 from headwater.schema.table import ColumnSchema
 from headwater.schema.types import BUILT_IN
-from headwater.wire.columns import BINARY, TEXT, decode_column
+from headwater.wire.columns import decode_column
+from headwater.wire.letters import FIELD_BINARY, FIELD_TEXT
 
 PLAIN = ColumnSchema("n", BUILT_IN[1700])
 
@@ -39,7 +40,7 @@ def sent_exactly(value: Decimal) -> bytes:
     return sent(*groups, weight=len(groups) - scale // 4 - 1, scale=scale, sign=0x4000 if value < 0 else 0)
 
 
-def decoded(column: ColumnSchema, *values: bytes, fmt: int = BINARY) -> pa.Array:
+def decoded(column: ColumnSchema, *values: bytes, fmt: int = FIELD_BINARY) -> pa.Array:
     lengths = np.array([len(value) for value in values], np.int64)
     offsets = np.cumsum(lengths) - lengths
     return decode_column(column, np.frombuffer(bytearray(b"".join(values)), np.uint8), offsets, lengths, fmt)
@@ -99,7 +100,7 @@ def test_a_decimal_beyond_its_declared_precision_is_refused(
     with pytest.raises(ValueOutOfRange):
         decoded(column, sent_exactly(beyond))
     with pytest.raises(ValueOutOfRange):
-        decoded(column, f"{beyond:f}".encode(), fmt=TEXT)
+        decoded(column, f"{beyond:f}".encode(), fmt=FIELD_TEXT)
 
 
 def test_an_array_that_claims_more_elements_than_it_has_bytes_is_refused() -> None:

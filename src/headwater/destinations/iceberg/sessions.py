@@ -94,8 +94,8 @@ class SessionPool:
         session = self._spark.newSession()
         for key, value in self._settings.items():
             session.conf.set(key, value)
-        # Iceberg 1.12 never closes the Arrow allocator of a vectorized Parquet reader (apache/iceberg issue 13937): each file that
-        # a MERGE reads left 0.5 KiB in the heap for good, 0.2 MB a second at ten small commits a second. Reading by rows, a
+        # Iceberg 1.12 never closes the Arrow allocator of a vectorized Parquet reader (apache/iceberg issue 13937): each file
+        # that a MERGE reads left 0.5 KiB in the heap for good, 0.2 MB a second at ten small commits a second. Reading by rows, a
         # MERGE of 100 rows into 2 million takes 0.7 s instead of 0.55 s, one of 200,000 rows the same time.
         session.conf.set(_VECTORIZED, str(self._spark.conf.get(_VECTORIZED, "false")))
         sql_text.switch_off(session)
