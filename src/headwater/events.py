@@ -17,11 +17,23 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from headwater.changes import (
+    DELETE,
+    INSERT,
+    NO_OLD,
+    OLD_FULL,
+    OLD_KEY,
+    UPDATE,
+    ChangeRun,
+    Step,
+    StreamLeaf,
+    StreamTruncate,
+    Transactions,
+    TruncateStep,
+    joined,
+)
 from headwater.lsn import ZERO, CommitLsn, EndLsn
 from headwater.schema.table import ReplicatedTableSchema, TableId
-from headwater.wire.changes import NO_OLD, ChangeRun, Changes, Step, Transactions, TruncateStep
-from headwater.wire.letters import DELETE, INSERT, OLD_FULL, OLD_KEY, UPDATE
-from headwater.wire.runs import joined
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -179,10 +191,10 @@ class EventBatch:
     """What a destination read in the source for this batch and could not use yet."""
     whole_until: EndLsn = ZERO
     """Where that is past `end_lsn`: nothing was committed between the two."""
-
-    @classmethod
-    def of(cls, changes: Changes) -> EventBatch:
-        return cls(changes.tables, changes.transactions, changes.end_lsn, changes.size_bytes)
+    truncates: Sequence[StreamTruncate] = ()
+    leaves: Sequence[StreamLeaf] = ()
+    changed: frozenset[TableId] = frozenset()
+    """Tables whose RELATION is not what was copied: their changes are not in the batch."""
 
     def without(self, tables: Collection[TableId]) -> EventBatch:
         """The same transactions, less the changes of some tables."""

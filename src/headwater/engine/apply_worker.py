@@ -268,13 +268,12 @@ class ApplyWorker:
         if changes is None:
             return None
         self._position = changes.end_lsn
-        self._ownership.check_leaves(changes.leaves)
+        changed = changes.changed | self._ownership.changed_by(changes.leaves)
         if changes.leaves:
             # Before anything of this batch is: once progress is past them, nothing else would tell of a leaf that is gone.
             self._until_recorded("partitions", lambda: self._run_.table_states.leaves_told(changes.leaves))
         self._run_.told.note(changes)
         self._run_.told.passed(self._position)
-        batch, changed = EventBatch.of(changes), self._ownership.take_changed()
         # Recorded before the batch is: once progress is past the change of schema, nothing else would bring the table back.
         for table in changed & self._run_.table_states.in_phase(Phase.READY, Phase.SYNC_DONE).keys():
             log.warning(
@@ -283,7 +282,7 @@ class ApplyWorker:
             )
             self._move_all({table: INIT})
         # What came before the change is in the new copy as well; writing it now would meet that copy's own writes.
-        return batch.without(changed)
+        return changes.without(changed)
 
     def _hand_to_destination(self, batch: EventBatch, read_on: int = 0) -> None:
         self._run_.require_lock()

@@ -309,14 +309,13 @@ class SyncFollow:
                     raise
                 self._fail(table, error)
         assert changes is not None
-        self._ownership.check_leaves(changes.leaves)
-        changed = self._ownership.take_changed()
+        changed = changes.changed | self._ownership.changed_by(changes.leaves)
         for id in changed:
             table = self._table(id)
             if table is not None:
                 what = f"the schema of {table.published.name} changed during its copy"
                 self._fail(table, SchemaChangedMeanwhile(what, hint="The table is copied again at once."))
-        return EventBatch.of(changes).without(changed)
+        return changes.without(changed)
 
     def _fail(self, table: SyncTable, error: HeadwaterError) -> None:
         self._tables.fail(table, error)

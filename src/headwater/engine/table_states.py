@@ -18,6 +18,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 
+from headwater.changes import StreamLeaf
 from headwater.config.pipeline import PipelineConfig
 from headwater.contracts.stores import PipelineStore
 from headwater.engine.retry_times import table_backoff
@@ -27,7 +28,6 @@ from headwater.observability.progress import Progress
 from headwater.schema.table import TableId, TableName
 from headwater.source.fingerprint import Fingerprint, UnseenLeaf, to_text
 from headwater.states import INIT, Actor, Phase, TableState, carried, check_transition, errored
-from headwater.wire.changes import ToldLeaf
 
 log = logging.getLogger(__name__)
 
@@ -153,16 +153,16 @@ class TableStates:
             with self._lock:
                 self._fingerprints.update({id: found for id, found in fingerprints.items() if id in self._states})
 
-    def leaves_told(self, leaves: Iterable[ToldLeaf]) -> None:
+    def leaves_told(self, leaves: Iterable[StreamLeaf]) -> None:
         """The stream told changes of these: those that no look has shown yet are put on record, until one does."""
         with self._recording:
             for leaf in leaves:
-                known, oid = self.fingerprint(leaf.root_id), leaf.relation.id
+                known, oid = self.fingerprint(leaf.root_id), leaf.id
                 if known is None or oid in {*(part.oid for part in known.parts), *(part.oid for part in known.unseen)}:
                     continue
                 # What went before the copy is in no copy.
                 if leaf.commit_lsn.value >= known.copied_at:
-                    told = UnseenLeaf(oid, leaf.relation.name.name, leaf.commit_lsn.value)
+                    told = UnseenLeaf(oid, leaf.name, leaf.commit_lsn.value)
                     self.fingerprinted({leaf.root_id: replace(known, unseen=(*known.unseen, told))})
 
     def fingerprint(self, table_id: TableId) -> Fingerprint | None:

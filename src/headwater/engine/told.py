@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import threading
 
+from headwater.changes import StreamTruncate
+from headwater.events import EventBatch
 from headwater.lsn import ZERO, EndLsn
 from headwater.schema.table import TableId
 from headwater.source.differences import ToldTruncates
-from headwater.wire.changes import Changes, ToldTruncate
 
 _KEPT = 1000
 """Truncates of a table between two fingerprints; the newest count."""
@@ -22,11 +23,11 @@ class StreamTold:
         self._lock = threading.Lock()
         self._position = ZERO
         self._wanted = ZERO
-        self._truncates: dict[TableId, list[ToldTruncate]] = {}
+        self._truncates: dict[TableId, list[StreamTruncate]] = {}
 
     # The apply worker's side.
 
-    def note(self, changes: Changes) -> None:
+    def note(self, changes: EventBatch) -> None:
         with self._lock:
             for truncate in changes.truncates:
                 kept = self._truncates.setdefault(truncate.table_id, [])

@@ -10,19 +10,22 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from headwater.changes import Step, StreamLeaf, StreamTruncate, Transactions, TruncateStep, joined
 from headwater.errors import ProtocolError
+from headwater.events import EventBatch
 from headwater.lsn import ZERO, CommitLsn, EndLsn
 from headwater.schema.table import ReplicatedTableSchema, TableId
 from headwater.wire import kernels as k
-from headwater.wire.changes import Changes, Step, ToldLeaf, ToldTruncate, Transactions, TruncateStep
 from headwater.wire.columns import Bytes
 from headwater.wire.letters import DELETE, INSERT, MESSAGE, ORIGIN, RELATION, TRUNCATE, TYPE, UPDATE
 from headwater.wire.relation import Relation, parse_relation, parse_truncate
-from headwater.wire.runs import decode_run, joined, on_disk
+from headwater.wire.runs import decode_run, on_disk
 from headwater.wire.segment import Commit, Segment, TransactionLog
 from headwater.wire.spool import DiskBuffer, MemoryBudget, Spool
 from headwater.wire.streamed import StreamedTransaction, StreamedTransactions
@@ -44,8 +47,16 @@ class Ownership:
     from_lsn: EndLsn
 
 
-Assign = Callable[[Relation, CommitLsn], Ownership | None]
-"""Asked once per table and Relation version of a batch, with the first commit that concerns it; None drops the changes."""
+class Mismatch(Enum):
+    """The other answer: the RELATION is not that of the table's copy, so no schema fits the changes."""
+
+    MISMATCH = "mismatch"
+
+
+MISMATCH: Literal[Mismatch.MISMATCH] = Mismatch.MISMATCH
+Assign = Callable[[Relation, CommitLsn], Ownership | Literal[Mismatch.MISMATCH] | None]
+"""Asked once per table and Relation version of a batch, with the first commit that concerns it. None drops the changes, and so
+does MISMATCH, which puts the table into the batch's `changed`."""
 
 
 class PgOutputDecoder:
@@ -173,7 +184,7 @@ class PgOutputDecoder:
         size = min(max(sum(segment.used for segment in before), SEGMENT_BYTES // 16), SEGMENT_BYTES)
         return self._spool.buffer(max(size, least))
 
-    def seal(self, assign: Assign) -> Changes | None:
+    def seal(self, assign: Assign) -> EventBatch | None:
         """Cut a batch at the last commit and decode it. What lies behind that commit stays for the next batch."""
         done = int(self._state[k.LAST_COMMIT_TX])
         if not done:
@@ -190,13 +201,14 @@ class PgOutputDecoder:
             decoding.add(segment, limit)
             segment.let_go()
             size += limit
-        batch = Changes(
+        batch = EventBatch(
             decoding.tables(),
             transactions,
             EndLsn(int(transactions.end_lsn[-1])),
             size,
-            decoding.truncates,
-            decoding.leaves,
+            truncates=decoding.truncates,
+            leaves=decoding.leaves,
+            changed=frozenset(decoding.changed),
         )
         self._relations = relations
         self._keep_rest()
@@ -232,13 +244,15 @@ class _Decoding:
         self._steps: dict[TableId, list[Step]] = {}
         self._ordinals: dict[int, tuple[int, int]] = {}
         """For each table the last transaction seen and how many of its messages were counted, across segments."""
-        self.truncates: list[ToldTruncate] = []
-        self.leaves: list[ToldLeaf] = []
+        self.truncates: list[StreamTruncate] = []
+        self.leaves: list[StreamLeaf] = []
+        self.changed: set[TableId] = set()
         self._relations_before: list[tuple[int, bytes]] = []
         """Table and text of the RELATION messages that nothing has followed yet, in an earlier segment perhaps."""
 
     def tables(self) -> dict[TableId, Sequence[Step]]:
-        return {table: joined(steps, self._spool) for table, steps in sorted(self._steps.items())}
+        together = self._spool.concatenate if self._spool is not None else np.concatenate
+        return {table: joined(steps, together) for table, steps in sorted(self._steps.items())}
 
     def add(self, segment: Segment, limit: int) -> None:
         count = segment.count_until(limit)
@@ -249,7 +263,7 @@ class _Decoding:
         lines = np.concatenate([plain, np.array([t.message for t in truncates], np.int64)])
         tables = np.concatenate([relid[plain], np.array([t.table for t in truncates], np.int64)])
         which = np.concatenate([np.full(len(plain), -1), np.arange(len(truncates))])
-        self._tell_leaves(segment, count)
+        self._find_leaves(segment, count)
         if not len(tables):
             return  # transactions without a change: messages alone, or what a server before 15 sends for every commit
         order = np.lexsort((lines, tables))
@@ -258,7 +272,7 @@ class _Decoding:
         for start, stop in itertools.pairwise(bounds.tolist()):
             self._table(int(tables[start]), segment, lines[start:stop], which[start:stop], truncates)
 
-    def _tell_leaves(self, segment: Segment, count: int) -> None:
+    def _find_leaves(self, segment: Segment, count: int) -> None:
         """A root, then a leaf, then a row of the root. Several tables of one TRUNCATE are told as well before it comes."""
         messages = np.flatnonzero(~np.isin(segment.kind[:count], _BETWEEN))
         kind, relid = segment.kind[messages], segment.relid[messages]
@@ -275,7 +289,10 @@ class _Decoding:
             if kind[at] in _ROWS and len(before) > 1 and before[-2][0] == relid[at] != before[-1][0]:
                 commit = CommitLsn(int(self._transactions.commit_lsn[int(segment.tx[message])]))
                 leaf = parse_relation(before[-1][1], 0)
-                self.leaves.append(ToldLeaf(TableId(int(relid[at])), leaf, commit))
+                root = TableId(int(relid[at]))
+                self.leaves.append(
+                    StreamLeaf(root, leaf.id, leaf.name.name, leaf.replica_identity, leaf.flagged, commit)
+                )
 
     def _truncates(self, segment: Segment, messages: npt.NDArray[np.int64]) -> list[_TruncateLine]:
         result: list[_TruncateLine] = []
@@ -328,7 +345,11 @@ class _Decoding:
             )
         if relation not in self._owners:
             commit = CommitLsn(int(self._transactions.commit_lsn[tx]))
-            self._owners[relation] = self._assign(relation, commit)
+            answer = self._assign(relation, commit)
+            if answer is MISMATCH:
+                self.changed.add(relation.id)
+                answer = None
+            self._owners[relation] = answer
         return self._owners[relation]
 
     def _run(
@@ -354,7 +375,7 @@ class _Decoding:
     def _truncate(self, table: int, segment: Segment, line: _TruncateLine, ordinal: int) -> None:
         tx = int(segment.tx[line.message])
         commit = CommitLsn(int(self._transactions.commit_lsn[tx]))
-        self.truncates.append(ToldTruncate(TableId(table), int(self._transactions.xid[tx]), commit))
+        self.truncates.append(StreamTruncate(TableId(table), int(self._transactions.xid[tx]), commit))
         owner = self._owner(table, tx)
         if owner is None or not commit.at_or_past(owner.from_lsn):
             return

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from headwater.changes import NO_OLD, ChangeRun
 from headwater.errors import ProtocolError, ValueOutOfRange
 from headwater.schema.arrow import arrow_schema
 from headwater.schema.table import ReplicatedTableSchema
 from headwater.wire import kernels as k
-from headwater.wire.changes import NO_OLD, ChangeRun, Step
 from headwater.wire.columns import decode_column
 from headwater.wire.kernels import IS_UNCHANGED
 from headwater.wire.letters import OLD_FULL, OLD_KEY
@@ -98,47 +97,3 @@ def on_disk(run: ChangeRun, spool: Spool) -> ChangeRun:
         old=spool.table(run.old) if run.old is not None else None,
         unchanged={name: spool.array(flags) for name, flags in run.unchanged.items()},
     )
-
-
-def joined(steps: Sequence[Step], spool: Spool | None = None) -> Sequence[Step]:
-    """Neighbouring runs of one schema become one: segments and repeated RELATIONs leave no trace."""
-    result: list[Step] = []
-    alike: list[ChangeRun] = []
-    for step in steps:
-        if isinstance(step, ChangeRun) and (not alike or alike[0].schema == step.schema):
-            alike.append(step)
-            continue
-        if alike:
-            result.append(_concatenated(alike, spool))
-        alike = [step] if isinstance(step, ChangeRun) else []
-        if not alike:
-            result.append(step)
-    return [*result, _concatenated(alike, spool)] if alike else result
-
-
-def _concatenated(runs: Sequence[ChangeRun], spool: Spool | None) -> ChangeRun:
-    if len(runs) == 1:
-        return runs[0]
-    together = spool.concatenate if spool is not None else np.concatenate
-    old = None
-    if any(run.old is not None for run in runs):
-        old = pa.concat_tables([run.old if run.old is not None else _nulls(run) for run in runs])
-    names = [name for name in runs[0].new.column_names if any(name in run.unchanged for run in runs)]
-    return ChangeRun(
-        schema=runs[0].schema,
-        op=together([run.op for run in runs]),
-        commit_lsn=together([run.commit_lsn for run in runs]),
-        ordinal=together([run.ordinal for run in runs]),
-        transaction=together([run.transaction for run in runs]),
-        position=together([run.position for run in runs]),
-        new=pa.concat_tables([run.new for run in runs]),
-        old_kind=together([run.old_kind for run in runs]),
-        old=old,
-        unchanged={
-            name: together([run.unchanged.get(name, np.zeros(len(run), np.bool_)) for run in runs]) for name in names
-        },
-    )
-
-
-def _nulls(run: ChangeRun) -> pa.Table:
-    return pa.table([pa.nulls(len(run), f.type) for f in run.new.schema], schema=run.new.schema)

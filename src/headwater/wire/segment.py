@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from headwater.changes import Transactions
 from headwater.errors import ProtocolError
 from headwater.wire import kernels as k
-from headwater.wire.changes import Transactions
 from headwater.wire.columns import Bytes
 from headwater.wire.spool import DiskBuffer, Spool
 

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from headwater.changes import ChangeRun
 from headwater.errors import ConnectionLost, HeadwaterError, ProtocolError
+from headwater.events import EventBatch
 from headwater.lsn import ZERO, CommitLsn, EndLsn
 from headwater.schema.table import (
     ColumnSchema,
@@ -22,7 +24,6 @@ from headwater.schema.table import (
     TableSchema,
 )
 from headwater.schema.types import BUILT_IN, other
-from headwater.wire.changes import ChangeRun, Changes
 from headwater.wire.chunks import Inbox
 from headwater.wire.columns import decode_column
 from headwater.wire.connection import WireConnection
@@ -105,7 +106,7 @@ def pgoutput(data: bytes, dice: random.Random | None) -> object:
     return sorted(sealed, key=repr)
 
 
-def _shown(changes: Changes) -> list[object]:
+def _shown(changes: EventBatch) -> list[object]:
     found: list[object] = []
     for table, steps in changes.tables.items():
         for step in steps:

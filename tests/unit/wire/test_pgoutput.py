@@ -17,7 +17,6 @@ from headwater.events import DELETE, INSERT, UNCHANGED, UPDATE, ChangeRun, Event
 from headwater.lsn import ZERO, CommitLsn, EndLsn
 from headwater.schema.table import TableId
 from headwater.wire import pgoutput
-from headwater.wire.changes import Changes
 from headwater.wire.pgoutput import Ownership, PgOutputDecoder
 from headwater.wire.relation import Relation
 from headwater.wire.spool import MemoryBudget, Spool
@@ -31,7 +30,7 @@ def own_all(relation: Relation, commit_lsn: CommitLsn) -> Ownership | None:
     return Ownership(BY_ID[relation.id], ZERO)
 
 
-def decode(*messages: bytes) -> Changes:
+def decode(*messages: bytes) -> EventBatch:
     decoder = PgOutputDecoder()
     decoder.feed(pg.as_array(b"".join(messages)))
     changes = decoder.seal(own_all)
@@ -39,7 +38,7 @@ def decode(*messages: bytes) -> Changes:
     return changes
 
 
-def only_run(changes: Changes, table_id: int = 10) -> ChangeRun:
+def only_run(changes: EventBatch, table_id: int = 10) -> ChangeRun:
     (step,) = changes.tables[TableId(table_id)]
     assert isinstance(step, ChangeRun)
     return step
@@ -121,7 +120,7 @@ def test_unchanged_values_are_marked_and_are_not_null() -> None:
     changes = decode(pg.begin(1), pg.relation(ORDERS), pg.update(10, [b"\0\0\0\1", "unchanged"]), pg.commit(1, 2))
     run = only_run(changes)
     assert run.unchanged["name"].tolist() == [True]
-    events = [event for event in EventBatch.of(changes).events() if hasattr(event, "new")]
+    events = [event for event in changes.events() if hasattr(event, "new")]
     assert events[0].new == (1, UNCHANGED)
 
 
@@ -197,9 +196,9 @@ def test_the_sequence_key_does_not_depend_on_how_the_stream_is_cut(sizes: list[i
 @settings(deadline=None, max_examples=60)
 def test_batches_put_together_are_the_batch_that_was_never_cut(sizes: list[int], seed: int) -> None:
     frames, choose = _frames(sizes, seed), random.Random(seed)
-    first, *later = map(EventBatch.of, _in_pieces(frames, choose))
+    first, *later = _in_pieces(frames, choose)
     together = reduce(EventBatch.then, later, first)
-    whole = EventBatch.of(decode(*frames))
+    whole = decode(*frames)
     assert _in_order(together) == _in_order(whole)
     assert (together.end_lsn, together.size_bytes) == (whole.end_lsn, whole.size_bytes)
     # As few runs as if they had come at once: each is a write of its own.
@@ -232,7 +231,7 @@ def _frames(sizes: list[int], seed: int) -> list[bytes]:
     return frames
 
 
-def _in_pieces(frames: list[bytes], choose: random.Random) -> list[Changes]:
+def _in_pieces(frames: list[bytes], choose: random.Random) -> list[EventBatch]:
     """Sealed here and there."""
     pieces, decoder = [], PgOutputDecoder()
     for frame in frames:
@@ -243,7 +242,7 @@ def _in_pieces(frames: list[bytes], choose: random.Random) -> list[Changes]:
     return [piece for piece in pieces if piece is not None]
 
 
-def _keys(batches: list[Changes]) -> list[tuple[int, int, int, object]]:
+def _keys(batches: list[EventBatch]) -> list[tuple[int, int, int, object]]:
     keys = []
     for changes in batches:
         for table, steps in changes.tables.items():

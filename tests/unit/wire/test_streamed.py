@@ -16,7 +16,6 @@ from headwater.errors import HeadwaterError, ProtocolError
 from headwater.events import EventBatch
 from headwater.lsn import ZERO, CommitLsn, EndLsn
 from headwater.wire import pgoutput, streamed
-from headwater.wire.changes import Changes
 from headwater.wire.pgoutput import Ownership, PgOutputDecoder
 from headwater.wire.relation import Relation
 from headwater.wire.spool import MemoryBudget, Spool
@@ -41,9 +40,9 @@ def fed(*messages: bytes) -> PgOutputDecoder:
     return decoder
 
 
-def events(*batches: Changes | None) -> list[str]:
+def events(*batches: EventBatch | None) -> list[str]:
     """Everything of a stream that must not depend on how it was sent."""
-    return [repr(event) for batch in batches if batch is not None for event in EventBatch.of(batch).events()]
+    return [repr(event) for batch in batches if batch is not None for event in batch.events()]
 
 
 def test_a_transaction_in_progress_takes_its_place_where_it_commits() -> None:

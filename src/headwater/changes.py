@@ -1,23 +1,25 @@
-"""Changes as columns: what the decoder makes of a stream, before anybody looks at a single row.
+"""Changes as columns: what the decoder makes of a replication stream. No row is an object here; see `headwater.events`.
 
 A run is changes of one table under one schema version; a truncate stands between runs. All arrays of a run have one element
-per change. What the rows mean to a person (`Event`) is not known here.
+per change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headwater.lsn import CommitLsn, EndLsn
+from headwater.lsn import CommitLsn
 from headwater.schema.table import ReplicatedTableSchema, TableId
-from headwater.wire.relation import Relation
 
-NO_OLD = 0
+# As the bytes of the protocol have them.
+INSERT, UPDATE, DELETE = ord("I"), ord("U"), ord("D")
+NO_OLD, OLD_KEY, OLD_FULL = 0, ord("K"), ord("O")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,7 @@ Step = ChangeRun | TruncateStep
 
 
 @dataclass(frozen=True, slots=True)
-class ToldTruncate:
+class StreamTruncate:
     """A table of a TRUNCATE message, whoever owns it."""
 
     table_id: TableId
@@ -119,24 +121,63 @@ class ToldTruncate:
 
 
 @dataclass(frozen=True, slots=True)
-class ToldLeaf:
+class StreamLeaf:
     """A RELATION between that of a root and a row of the root: the leaf that the row lies in.
 
     It has the identity that the leaf's old tuples are shaped by.
     """
 
     root_id: TableId
-    relation: Relation
+    id: TableId
+    name: str
+    replica_identity: str
+    flagged: frozenset[str]
+    """The columns of its identity, as the message has them."""
     commit_lsn: CommitLsn
 
 
-@dataclass(frozen=True, slots=True)
-class Changes:
-    """Whole transactions, by table. `end_lsn` is what may be confirmed once all of it is durable."""
+Concatenate = Callable[[Sequence[npt.NDArray[Any]]], npt.NDArray[Any]]
+"""How arrays become one: in memory, or in a file (`wire.spool`)."""
 
-    tables: Mapping[TableId, Sequence[Step]]
-    transactions: Transactions
-    end_lsn: EndLsn
-    size_bytes: int = 0
-    truncates: Sequence[ToldTruncate] = ()
-    leaves: Sequence[ToldLeaf] = ()
+
+def joined(steps: Sequence[Step], concatenate: Concatenate = np.concatenate) -> Sequence[Step]:
+    """Neighbouring runs of one schema become one: segments and repeated RELATIONs leave no trace."""
+    result: list[Step] = []
+    alike: list[ChangeRun] = []
+    for step in steps:
+        if isinstance(step, ChangeRun) and (not alike or alike[0].schema == step.schema):
+            alike.append(step)
+            continue
+        if alike:
+            result.append(_concatenated(alike, concatenate))
+        alike = [step] if isinstance(step, ChangeRun) else []
+        if not alike:
+            result.append(step)
+    return [*result, _concatenated(alike, concatenate)] if alike else result
+
+
+def _concatenated(runs: Sequence[ChangeRun], together: Concatenate) -> ChangeRun:
+    if len(runs) == 1:
+        return runs[0]
+    old = None
+    if any(run.old is not None for run in runs):
+        old = pa.concat_tables([run.old if run.old is not None else _nulls(run) for run in runs])
+    names = [name for name in runs[0].new.column_names if any(name in run.unchanged for run in runs)]
+    return ChangeRun(
+        schema=runs[0].schema,
+        op=together([run.op for run in runs]),
+        commit_lsn=together([run.commit_lsn for run in runs]),
+        ordinal=together([run.ordinal for run in runs]),
+        transaction=together([run.transaction for run in runs]),
+        position=together([run.position for run in runs]),
+        new=pa.concat_tables([run.new for run in runs]),
+        old_kind=together([run.old_kind for run in runs]),
+        old=old,
+        unchanged={
+            name: together([run.unchanged.get(name, np.zeros(len(run), np.bool_)) for run in runs]) for name in names
+        },
+    )
+
+
+def _nulls(run: ChangeRun) -> pa.Table:
+    return pa.table([pa.nulls(len(run), f.type) for f in run.new.schema], schema=run.new.schema)
