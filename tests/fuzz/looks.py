@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from headwater.engine import publication_watch
-from headwater.engine.publication_watch import PublicationWatch
+from headwater.engine.supervise import publication_watch
+from headwater.engine.supervise.publication_watch import PublicationWatch
 
 LOOK_SECONDS = 0.05
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from headwater.contracts.results import WriteEventsResult
-from headwater.engine.apply_worker import ApplyWorker
+from headwater.engine.apply.worker import ApplyWorker
 from headwater.engine.run import Run
 from headwater.events import EventBatch
 from headwater.lsn import EndLsn

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from headwater.engine import apply_slot
-from headwater.engine.slot_stream import SlotStream
+from headwater.engine.apply import slot as apply_slot
+from headwater.engine.follow.slot_stream import SlotStream
 from headwater.errors import HeadwaterError, Retry, ServerError
 from headwater.source.slots import apply_slot_name
 from headwater.store.postgres import PostgresStore

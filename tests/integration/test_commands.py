@@ -12,7 +12,7 @@ import pytest
 
 from headwater.config import TableSyncCopyConfig
 from headwater.config.pipeline import TableSyncCopyMode
-from headwater.engine import publication_watch
+from headwater.engine.supervise import publication_watch
 from headwater.events import TableRows
 from headwater.schema.table import TableId
 from headwater.source.slots import apply_slot_name

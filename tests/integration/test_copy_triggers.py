@@ -15,7 +15,7 @@ import pytest
 from headwater.config import TableSyncCopyConfig
 from headwater.config.pipeline import InvalidatedSlotBehavior, TableSyncCopyMode
 from headwater.contracts.results import WriteEventsResult
-from headwater.engine import publication_watch
+from headwater.engine.supervise import publication_watch
 from headwater.errors import DestinationError, Retry
 from headwater.events import EventBatch
 from headwater.schema.table import TableId

@@ -16,15 +16,15 @@ from tests.fuzz.generator import MASKED, Generator
 from tests.integration.behind import behind
 
 READS = (
-    "headwater.engine.lineage:flush_lsn",
-    "headwater.engine.lineage:inspect_slot",
-    "headwater.engine.resume:server_history",
+    "headwater.engine.apply.lineage:flush_lsn",
+    "headwater.engine.apply.lineage:inspect_slot",
+    "headwater.engine.supervise.resume:server_history",
     "headwater.engine.pipeline:published_tables",
-    "headwater.engine.sync_copy:load_table_schemas",
-    "headwater.engine.sync_copy:published_tables",
-    "headwater.engine.sync_slot:current_timeline",
-    "headwater.engine.sync_stream:flush_lsn",
-    "headwater.engine.publication_watch:published_tables",
+    "headwater.engine.table_sync.copy:load_table_schemas",
+    "headwater.engine.table_sync.copy:published_tables",
+    "headwater.engine.table_sync.slot:current_timeline",
+    "headwater.engine.table_sync.stream:flush_lsn",
+    "headwater.engine.supervise.publication_watch:published_tables",
     "headwater.source.catalog_look:CatalogLooks.look",
     "headwater.source.catalog_look:insert_position",
     "headwater.source.exported_snapshot:TableLock.plan",

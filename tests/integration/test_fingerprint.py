@@ -9,7 +9,7 @@ import pytest
 
 from headwater.config import TableSyncCopyConfig
 from headwater.config.pipeline import TableSyncCopyMode
-from headwater.engine import publication_watch
+from headwater.engine.supervise import publication_watch
 from headwater.errors import DestinationUnavailable
 from headwater.schema.table import TableId
 from headwater.source.preflight import run_preflight

@@ -11,8 +11,9 @@ from pyspark.sql import SparkSession
 
 from headwater.destinations.iceberg.destination import IcebergDestination
 from headwater.destinations.iceberg.settings import IcebergSettings
-from headwater.engine import groups, sync_copy
 from headwater.engine.pipeline import Pipeline
+from headwater.engine.table_sync import copy as sync_copy
+from headwater.engine.table_sync import groups
 from headwater.errors import DestinationError, DestinationUnavailable, Retry
 from headwater.events import EventBatch, TableRows
 from headwater.schema.table import TableId, TableName

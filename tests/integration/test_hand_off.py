@@ -8,8 +8,10 @@ import pytest
 
 from headwater.config import BatchConfig
 from headwater.contracts.stores import APPLY, WorkerType
-from headwater.engine import slot_stream, sync_follow, table_sync
-from headwater.engine.sync_follow import SyncFollow
+from headwater.engine.follow import slot_stream
+from headwater.engine.table_sync import catch_up as sync_follow
+from headwater.engine.table_sync import worker as table_sync
+from headwater.engine.table_sync.catch_up import SyncFollow
 from headwater.errors import StoreUnavailable
 from headwater.events import TableRows
 from headwater.lsn import EndLsn

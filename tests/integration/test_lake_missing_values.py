@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from headwater.contracts.destination import RunContext
 from headwater.contracts.results import WriteTableRowsResult
 from headwater.destinations.iceberg.destination import IcebergDestination
-from headwater.engine import read_on
+from headwater.engine.follow import read_on
 from headwater.events import SourceRead, TableRows
 from headwater.schema.table import ReplicatedTableSchema
 from headwater.testing.lake_rows import open_lake

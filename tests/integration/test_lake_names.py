@@ -9,7 +9,7 @@ import pytest
 from psycopg import sql
 from pyspark.sql import SparkSession
 
-from headwater.engine import publication_watch
+from headwater.engine.supervise import publication_watch
 from headwater.schema.table import TableName
 from headwater.store.postgres import PostgresStore
 from tests.commands import headwater, write_settings

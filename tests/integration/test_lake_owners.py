@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headwater.destinations.iceberg.watermark import parse_summary
-from headwater.engine import publication_watch
+from headwater.engine.supervise import publication_watch
 from headwater.errors import DestinationError, LakeTableTaken, Retry, WatermarkError
 from headwater.schema.table import ReplicatedTableSchema, TableId, TableName
 from headwater.store.memory import MemoryStore

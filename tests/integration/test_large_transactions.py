@@ -15,10 +15,10 @@ from headwater.config import BatchConfig, MemoryBackpressureConfig
 from headwater.contracts.results import WriteEventsResult
 from headwater.contracts.stores import APPLY
 from headwater.destinations.memory import MemoryDestination
-from headwater.engine import apply_slot
+from headwater.engine.apply import slot as apply_slot
+from headwater.engine.follow.slot_stream import SlotStream
 from headwater.engine.memory import memory_now
 from headwater.engine.pipeline import Pipeline
-from headwater.engine.slot_stream import SlotStream
 from headwater.errors import ConfigError
 from headwater.events import EventBatch, TableRows
 from headwater.source.slots import apply_slot_name

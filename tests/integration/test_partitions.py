@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.engine import publication_watch
+from headwater.engine.supervise import publication_watch
 from tests.conftest import Database
 from tests.integration.mirror import running
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from headwater.engine import publication_watch
+from headwater.engine.supervise import publication_watch
 from headwater.events import EventBatch, TableRows
 from headwater.schema.table import TableId
 from headwater.states import INIT

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyspark.sql import SparkSession
 
 from headwater.destinations.iceberg.sessions import SessionPool
-from headwater.engine.copying import tagged
+from headwater.engine.table_sync.table_copy import tagged
 from headwater.spark.session import SCHEDULING_POOL
 
 

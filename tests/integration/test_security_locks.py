@@ -12,7 +12,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from headwater.engine import sync_copy
+from headwater.engine.table_sync import copy as sync_copy
 from headwater.errors import SchemaError, StartAgain
 from headwater.source import exported_snapshot as exported_snapshot_module
 from headwater.source import leaves

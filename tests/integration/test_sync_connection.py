@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from headwater.engine import retry, slot_stream, sync_stream
-from headwater.engine.slot_stream import StreamOptions
+from headwater.engine import retry
+from headwater.engine.follow import slot_stream
+from headwater.engine.follow.slot_stream import StreamOptions
+from headwater.engine.table_sync import stream as sync_stream
 from headwater.errors import ConnectError, ConnectionLost
 from headwater.events import TableRows
 from headwater.lsn import ZERO

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
-from headwater.engine.ownership import ApplyOwnership
+from headwater.engine.follow.ownership import ApplyOwnership
 from headwater.engine.run import Run
 from headwater.errors import DestinationError
 from headwater.lsn import ZERO, CommitLsn, EndLsn

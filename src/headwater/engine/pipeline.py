@@ -18,20 +18,26 @@ from typing import TYPE_CHECKING
 from headwater.config.pipeline import InvalidatedSlotBehavior, PipelineConfig
 from headwater.contracts.destination import Destination, RunContext
 from headwater.contracts.stores import PipelineStore
-from headwater.engine.apply_worker import ApplyWorker
-from headwater.engine.heartbeat import Heartbeat
-from headwater.engine.lake_look import look_at_destination
+from headwater.engine.apply.worker import ApplyWorker
 from headwater.engine.memory import MemoryMonitor, spool, stream_budget
-from headwater.engine.publication_watch import PublicationWatch
-from headwater.engine.resume import open_slot, settle_states
 from headwater.engine.retry import retrying, waits
 from headwater.engine.run import Run
 from headwater.engine.run_lock import VERIFY_SECONDS, RunLock
-from headwater.engine.side_thread import LEAVE_SECONDS, SideThread, aside, join_if_started, start_when_possible
 from headwater.engine.source_rows import SourceRows
 from headwater.engine.stop import Stop
-from headwater.engine.sync_pool import TableSyncPool
+from headwater.engine.supervise.destination_look import look_at_destination
+from headwater.engine.supervise.heartbeat import Heartbeat
+from headwater.engine.supervise.publication_watch import PublicationWatch
+from headwater.engine.supervise.resume import open_slot, settle_states
+from headwater.engine.supervise.side_thread import (
+    LEAVE_SECONDS,
+    SideThread,
+    aside,
+    join_if_started,
+    start_when_possible,
+)
 from headwater.engine.table_states import TableStates
+from headwater.engine.table_sync.pool import TableSyncPool
 from headwater.errors import (
     HeadwaterError,
     Meaning,

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from headwater.config.pipeline import PipelineConfig
 from headwater.contracts.destination import Destination
 from headwater.contracts.stores import PipelineStore
+from headwater.engine.follow.slot_stream import StreamOptions
+from headwater.engine.follow.stream_facts import StreamTold
 from headwater.engine.memory import MemoryMonitor
 from headwater.engine.run_lock import RunLock
-from headwater.engine.slot_stream import StreamOptions
 from headwater.engine.stop import Stop
 from headwater.engine.table_states import TableStates
-from headwater.engine.told import StreamTold
 from headwater.errors import ShutdownRequested
 from headwater.observability.progress import Progress
 from headwater.schema.table import ReplicatedTableSchema, SnapshotId, TableId

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headwater.engine.copy_cores import CopyCores, CopyShare
+from headwater.engine.table_sync.copy_cores import CopyCores, CopyShare
 from headwater.source.copy_plan import MIN_RANGE_BYTES
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from headwater.engine.groups import GROUP_BYTES, GROUP_TABLES, SMALL_TABLE_BYTES, form_groups
+from headwater.engine.table_sync.groups import GROUP_BYTES, GROUP_TABLES, SMALL_TABLE_BYTES, form_groups
 from headwater.schema.table import TableId, TableName
 from headwater.source.publication import PublishedTable
 

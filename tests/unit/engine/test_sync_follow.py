@@ -8,9 +8,9 @@ from typing import cast
 import numpy as np
 
 from headwater.engine.run import Run
-from headwater.engine.sync_follow import SyncFollow
-from headwater.engine.sync_tables import SyncTables
-from headwater.engine.sync_write import SyncWrite
+from headwater.engine.table_sync.catch_up import SyncFollow
+from headwater.engine.table_sync.tables import SyncTables
+from headwater.engine.table_sync.write import SyncWrite
 from headwater.events import EventBatch, SourceRead, Transactions
 from headwater.lsn import ZERO, EndLsn
 from headwater.schema.table import TableId

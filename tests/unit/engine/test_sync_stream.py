@@ -7,11 +7,11 @@ from typing import cast
 
 import pytest
 
-from headwater.engine import sync_stream
+from headwater.engine.follow.slot_stream import StreamOptions
 from headwater.engine.run import Run
-from headwater.engine.slot_stream import StreamOptions
-from headwater.engine.sync_slot import SyncSlot
-from headwater.engine.sync_stream import SlotLostMeanwhile, SyncStream, TimelineChangedMeanwhile
+from headwater.engine.table_sync import stream as sync_stream
+from headwater.engine.table_sync.slot import SyncSlot
+from headwater.engine.table_sync.stream import SlotLostMeanwhile, SyncStream, TimelineChangedMeanwhile
 from headwater.engine.wake_up import WakeUp
 from headwater.lsn import EndLsn
 from headwater.source.slot_errors import StandbyBehind

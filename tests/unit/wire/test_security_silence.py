@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from headwater.engine.slot_stream import SilenceLimit, SlotStream, StreamOptions
+from headwater.engine.follow.slot_stream import SilenceLimit, SlotStream, StreamOptions
 from headwater.errors import ConnectionLost
 from headwater.lsn import EndLsn
 from headwater.source import session

@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from headwater.contracts.results import DropTableForCopyResult
-from headwater.engine.copy_cores import CopyCores
 from headwater.engine.destination_calls import call
 from headwater.engine.run import Run
-from headwater.engine.sync_copy import SyncCopy
-from headwater.engine.sync_follow import SyncFollow
-from headwater.engine.sync_slot import GaveWay, SyncSlot, make_sync_slot
-from headwater.engine.sync_tables import SyncTable, SyncTables
+from headwater.engine.table_sync.catch_up import SyncFollow
+from headwater.engine.table_sync.copy import SyncCopy
+from headwater.engine.table_sync.copy_cores import CopyCores
+from headwater.engine.table_sync.slot import GaveWay, SyncSlot, make_sync_slot
+from headwater.engine.table_sync.tables import SyncTable, SyncTables
 from headwater.engine.wake_up import WakeUp
 from headwater.errors import HeadwaterError, Meaning, Retry, meaning, said_by, where_raised
 from headwater.limits import limit_reached

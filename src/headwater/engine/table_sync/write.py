@@ -7,7 +7,7 @@ from headwater.contracts.stores import WorkerType
 from headwater.engine.destination_calls import call
 from headwater.engine.retry import raise_if_not_the_tables_own, retrying, waits
 from headwater.engine.run import Run
-from headwater.engine.sync_tables import SyncTable, SyncTables
+from headwater.engine.table_sync.tables import SyncTable, SyncTables
 from headwater.errors import HeadwaterError, Meaning, meaning
 from headwater.events import EventBatch, SourceRead
 from headwater.schema.table import TableId

@@ -16,14 +16,14 @@ from types import MappingProxyType
 
 from headwater.contracts.results import PendingResult, WriteEventsResult
 from headwater.contracts.stores import APPLY
-from headwater.engine.apply_slot import ApplySlot
+from headwater.engine.apply.slot import ApplySlot
 from headwater.engine.destination_calls import call
+from headwater.engine.follow.ownership import ApplyOwnership, TextNeeded
+from headwater.engine.follow.read_on import may_read_on, reads_until
+from headwater.engine.follow.slot_stream import SlotStream
 from headwater.engine.hand_off_pause import HandOffPause
-from headwater.engine.ownership import ApplyOwnership, TextNeeded
-from headwater.engine.read_on import may_read_on, reads_until
 from headwater.engine.retry import Attempts, raise_if_not_the_tables_own, retrying, waits
 from headwater.engine.run import Run
-from headwater.engine.slot_stream import SlotStream
 from headwater.engine.table_states import TableStates
 from headwater.engine.wake_up import WakeUp
 from headwater.errors import (

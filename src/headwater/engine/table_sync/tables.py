@@ -12,10 +12,10 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 
 from headwater.contracts.results import PendingResult
-from headwater.engine.copying import TableCopy
 from headwater.engine.retry import retrying, waits
 from headwater.engine.run import Run
 from headwater.engine.stop import Stop
+from headwater.engine.table_sync.table_copy import TableCopy
 from headwater.errors import HeadwaterError, Meaning, ShutdownRequested, StartAgain, meaning
 from headwater.schema.table import ReplicatedTableSchema, TableId
 from headwater.source.fingerprint import Fingerprint

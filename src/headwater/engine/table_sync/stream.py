@@ -6,9 +6,9 @@ another one, makes the copy worthless.
 
 from __future__ import annotations
 
+from headwater.engine.follow.slot_stream import SilenceLimit, SlotStream, StreamOptions
 from headwater.engine.run import Run
-from headwater.engine.slot_stream import SilenceLimit, SlotStream, StreamOptions
-from headwater.engine.sync_slot import SyncSlot
+from headwater.engine.table_sync.slot import SyncSlot
 from headwater.engine.wake_up import WakeUp
 from headwater.errors import Retry, SlotError, StartAgain
 from headwater.lsn import EndLsn

@@ -10,12 +10,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from headwater.engine.copy_cores import CopyCores
-from headwater.engine.groups import form_groups
 from headwater.engine.retry_times import RetryTimes
 from headwater.engine.run import Run
-from headwater.engine.sync_tables import SyncTable
-from headwater.engine.table_sync import TableSyncWorker
+from headwater.engine.table_sync.copy_cores import CopyCores
+from headwater.engine.table_sync.groups import form_groups
+from headwater.engine.table_sync.tables import SyncTable
+from headwater.engine.table_sync.worker import TableSyncWorker
 from headwater.engine.wake_up import WakeUp
 from headwater.errors import HeadwaterError, SlotError, StoreUnavailable
 from headwater.limits import naming_limits

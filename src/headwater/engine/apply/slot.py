@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from headwater.engine.lineage import StandbyTimeline, record_lineage, slot_position, slot_verdict
+from headwater.engine.apply.lineage import StandbyTimeline, record_lineage, slot_position, slot_verdict
+from headwater.engine.follow.slot_stream import SilenceLimit, SlotStream, StreamOptions
 from headwater.engine.run import Run
-from headwater.engine.slot_stream import SilenceLimit, SlotStream, StreamOptions
 from headwater.engine.wake_up import WakeUp
 from headwater.errors import Retry, SlotError
 from headwater.lsn import EndLsn

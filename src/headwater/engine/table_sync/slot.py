@@ -6,8 +6,8 @@ import threading
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from headwater.engine.follow.slot_watch import SlotWatch
 from headwater.engine.run import Run
-from headwater.engine.slot_watch import SlotWatch
 from headwater.errors import HeadwaterError, StartAgain
 from headwater.limits import naming_limits
 from headwater.lsn import EndLsn

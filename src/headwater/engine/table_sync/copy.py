@@ -13,14 +13,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from headwater.contracts.results import Result, WriteTableRowsResult
-from headwater.engine.copy_cores import CopyCores, CopyShare
-from headwater.engine.copying import TableCopy, cancel_tagged, tagged
 from headwater.engine.destination_calls import call
-from headwater.engine.groups import HELD_BYTES, SMALL_TABLE_BYTES
 from headwater.engine.retry import waits
 from headwater.engine.run import Run
-from headwater.engine.sync_slot import GaveWay, SyncSlot
-from headwater.engine.sync_tables import SyncTable, SyncTables
+from headwater.engine.table_sync.copy_cores import CopyCores, CopyShare
+from headwater.engine.table_sync.groups import HELD_BYTES, SMALL_TABLE_BYTES
+from headwater.engine.table_sync.slot import GaveWay, SyncSlot
+from headwater.engine.table_sync.table_copy import TableCopy, cancel_tagged, tagged
+from headwater.engine.table_sync.tables import SyncTable, SyncTables
 from headwater.engine.wake_up import WakeUp
 from headwater.errors import HeadwaterError, Meaning, Retry, SchemaError, ServerError, meaning
 from headwater.schema.table import ReplicatedTableSchema, SnapshotId, TableId

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from headwater.engine.run import Run
-from headwater.engine.sync_pool import TableSyncPool
+from headwater.engine.table_sync.pool import TableSyncPool
 from headwater.errors import HeadwaterError
 from headwater.lsn import ZERO, EndLsn
 from headwater.schema.table import TableId

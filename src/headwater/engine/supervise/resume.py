@@ -10,9 +10,9 @@ from contextlib import contextmanager
 
 from headwater.config.pipeline import InvalidatedSlotBehavior
 from headwater.contracts.stores import APPLY
-from headwater.engine.lineage import record_lineage, slot_position, slot_verdict
+from headwater.engine.apply.lineage import record_lineage, slot_position, slot_verdict
+from headwater.engine.follow.slot_watch import NO_LOCK, SlotWatch
 from headwater.engine.run import Run
-from headwater.engine.slot_watch import NO_LOCK, SlotWatch
 from headwater.limits import naming_limits
 from headwater.lsn import EndLsn
 from headwater.source.catalog_look import Look

@@ -12,14 +12,14 @@ import logging
 import math
 import time
 
-from headwater.engine.ownership import SyncOwnership, needs_text
-from headwater.engine.read_on import may_read_on, reads_until
+from headwater.engine.follow.ownership import SyncOwnership, needs_text
+from headwater.engine.follow.read_on import may_read_on, reads_until
 from headwater.engine.retry import Attempts
 from headwater.engine.run import Run
-from headwater.engine.sync_slot import SyncSlot
-from headwater.engine.sync_stream import SyncStream
-from headwater.engine.sync_tables import SyncTable, SyncTables
-from headwater.engine.sync_write import SyncWrite
+from headwater.engine.table_sync.slot import SyncSlot
+from headwater.engine.table_sync.stream import SyncStream
+from headwater.engine.table_sync.tables import SyncTable, SyncTables
+from headwater.engine.table_sync.write import SyncWrite
 from headwater.engine.wake_up import WakeUp
 from headwater.errors import HeadwaterError, Meaning, StartAgain, ValueOutOfRange, meaning, passes
 from headwater.events import EventBatch
