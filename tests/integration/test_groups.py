@@ -336,7 +336,7 @@ def test_a_group_is_read_by_one_spark_job(database: Database, spark: SparkSessio
     gate = Gate("nothing")
     with running_with_spark(database, spark, gate) as run:
         assert gate.begun.wait(60)
-        tag = f"headwater-copy-1-{sync_slot(database, 'group')}"
+        tag = f"headwater-copy-{sync_slot(database, 'group')}"
         gate.open.set()
         run.wait_states("ready", TABLES + 1)
         # The bad one has failed in the same job, by itself.

@@ -9,10 +9,53 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from headwater.contracts.results import PendingResult, Result
+from headwater.contracts.destination import Destination
+from headwater.contracts.results import (
+    DropTableForCopyResult,
+    PendingResult,
+    Result,
+    WriteEventsResult,
+    WriteTableRowsResult,
+)
+from headwater.events import EventBatch, TableRows
 from headwater.limits import limit_reached
+from headwater.schema.table import ReplicatedTableSchema
 
 R = TypeVar("R", bound=Result)
+
+
+class DestinationCalls:
+    """The calls of a run. `deadline_seconds` is how long the destination may take to complete each; None: as long as it takes."""
+
+    def __init__(self, destination: Destination, deadline_seconds: float | None = None) -> None:
+        self._destination = destination
+        self._deadline_seconds = deadline_seconds
+
+    def write_events(self, thread: str, batch: EventBatch) -> PendingResult:
+        write = self._destination.write_events
+        return call(thread, WriteEventsResult(), lambda result: write(batch, result), self._deadline_seconds)
+
+    def write_table_rows(
+        self,
+        thread: str,
+        schema: ReplicatedTableSchema,
+        rows: TableRows,
+        within: Callable[[Callable[[], None]], None],
+    ) -> PendingResult:
+        """`within` does the call in its own surroundings: a tag and a pool of Spark jobs."""
+        write = self._destination.write_table_rows
+        return call(
+            thread,
+            WriteTableRowsResult(),
+            lambda result: within(lambda: write(schema, rows, result)),
+            self._deadline_seconds,
+        )
+
+    def drop_table_for_copy(self, schema: ReplicatedTableSchema) -> PendingResult:
+        drop = self._destination.drop_table_for_copy
+        return call(
+            "headwater-drop", DropTableForCopyResult(), lambda result: drop(schema, result), self._deadline_seconds
+        )
 
 
 def call(name: str, result: R, method: Callable[[R], None], deadline_seconds: float | None = None) -> PendingResult:

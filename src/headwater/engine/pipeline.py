@@ -12,32 +12,24 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from headwater.config.pipeline import InvalidatedSlotBehavior, PipelineConfig
 from headwater.contracts.destination import Destination, RunContext
 from headwater.contracts.stores import PipelineStore
-from headwater.engine.apply.worker import ApplyWorker
-from headwater.engine.memory import MemoryMonitor, spool, stream_budget
-from headwater.engine.retry import retrying, waits
-from headwater.engine.run import Run
+from headwater.engine.apply.lineage import SlotLineage
+from headwater.engine.memory import MemoryMonitor
+from headwater.engine.retry import retrying
+from headwater.engine.run_guard import RunGuard
 from headwater.engine.run_lock import VERIFY_SECONDS, RunLock
-from headwater.engine.source_rows import SourceRows
+from headwater.engine.source import Source
 from headwater.engine.stop import Stop
 from headwater.engine.supervise.destination_look import look_at_destination
-from headwater.engine.supervise.heartbeat import Heartbeat
-from headwater.engine.supervise.publication_watch import PublicationWatch
-from headwater.engine.supervise.resume import open_slot, settle_states
-from headwater.engine.supervise.side_thread import (
-    LEAVE_SECONDS,
-    SideThread,
-    aside,
-    join_if_started,
-    start_when_possible,
-)
+from headwater.engine.supervise.resume import PipelineSlot, settle_states
+from headwater.engine.supervise.round import Facilities, Round
+from headwater.engine.supervise.side_thread import SideThread, aside
 from headwater.engine.table_states import TableStates
-from headwater.engine.table_sync.pool import TableSyncPool
 from headwater.errors import (
     HeadwaterError,
     Meaning,
@@ -54,7 +46,8 @@ from headwater.source.catalog_look import CatalogLooks
 from headwater.source.lock import PipelineLock
 from headwater.source.preflight import check_source
 from headwater.source.publication import published_tables
-from headwater.source.server import server_facts
+from headwater.source.rows import source_rows_reader
+from headwater.source.server import ServerFacts, server_facts
 from headwater.source.session import connect
 from headwater.source.slot_errors import LineageLost
 from headwater.spark.session import jvm_alive
@@ -65,19 +58,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LEAVE_SECONDS = 0.25
-_LOOK_SECONDS = 0.25
-_PATIENCE_SECONDS = 20.0
-"""How long table sync workers may take to stop. One that waits for a lock of somebody else's has nothing to finish."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    """What works side by side from one opening of the slot on."""
-
-    worker: ApplyWorker
-    pool: TableSyncPool
-    watch: PublicationWatch
-    heartbeat: Heartbeat
 
 
 class Pipeline:
@@ -102,8 +82,8 @@ class Pipeline:
         self._stop = Stop()
         # Sessions that are silent are not waited for once the run is to end.
         self._settings = replace(config.pg_connection.connect_settings(f"headwater_{config.id}"), interrupt=self._stop)
-        self._round = self._stop.part()
-        """The stop of what was opened last: a slot that was lost ends a round, and another may begin."""
+        self._round_stop = self._stop.part()
+        """Of the round that was opened last: a slot that was lost ends a round, and another may begin."""
         self._lost: LineageLost | None = None
         self._ended = threading.Event()
         self._error: HeadwaterError | None = None
@@ -139,7 +119,7 @@ class Pipeline:
             self._lock.acquire()
             with naming_limits("starting the pipeline"):
                 self._memory.start()
-                parts = self._open()
+                round = self._open()
         except BaseException as error:
             self._close()
             if isinstance(error, HeadwaterError) and self._stop.is_set() and not isinstance(error, PipelineLocked):
@@ -148,7 +128,7 @@ class Pipeline:
                 return
             raise
         self._thread = threading.Thread(
-            target=self._supervise, args=(parts,), name=f"headwater-pipeline-{self.config.id}", daemon=True
+            target=self._supervise, args=(round,), name=f"headwater-pipeline-{self.config.id}", daemon=True
         )
         try:
             with naming_limits("starting the pipeline"):
@@ -172,55 +152,46 @@ class Pipeline:
         """Ask for an orderly stop: batches under way are finished, recorded and confirmed. Returns at once."""
         self._stop.set()
 
-    def _open(self) -> _Parts:
-        config = self.config
-        self._round = self._stop.part()
-        settings = replace(self._settings, interrupt=self._round)
+    def _open(self) -> Round:
+        config, store = self.config, self._store
+        guard = RunGuard(self._lock, self.progress, self._stop.part())
+        self._round_stop = guard.stop
+        settings = replace(self._settings, interrupt=guard.stop)
         with connect(settings) as connection:
-            for finding in check_source(connection, config, store_in_source=self._store.is_in(self._settings)):
+            for finding in check_source(connection, config, store_in_source=store.is_in(self._settings)):
                 log.warning("%s\ndetail: %s\nhint: %s", finding.message, finding.detail, finding.hint)
             server = server_facts(connection)
-            self._store.start()
+            store.start()
             self._lock.begin()
-            for load in ("load_table_states", "load_table_schemas", "load_destination_tables_metadata"):
-                getattr(self._store, load)()
-            table_states = TableStates(self._store, self.progress)
-            run = Run(
-                config,
-                settings,
-                self._store,
-                self._destination,
-                self._spark,
-                self.progress,
-                table_states,
-                server,
-                self._memory,
-                spool(config.batch),
-                stream_budget(config.batch, self._memory),
-                self._lock,
-                stop=self._round,
-            )
+            store.load_table_states()
+            store.load_table_schemas()
+            store.load_destination_tables_metadata()
+            table_states = TableStates(store, self.progress)
+            lineage = SlotLineage(config.id, store, self._destination, table_states)
+            source = Source.of(config, settings, server)
             # The look first: what changes between the two is then found by the next one.
             looks = CatalogLooks(config.publication_name)
             look = looks.look(connection)
             tables = [t for t in published_tables(connection, config.publication_name) if t.id in look.tables]
-            self._start_destination(run)
-            start = open_slot(run, connection)
-            settle_states(run, connection, tables, look)
-        look_at_destination(run)
-        pool = TableSyncPool(run, tables, self._fail)
-        return _Parts(ApplyWorker(run, start), pool, PublicationWatch(run, pool, looks, look), Heartbeat(run))
+            self._start_destination(server, table_states)
+            start = PipelineSlot(config, source, store, lineage, guard).open(connection)
+            settle_states(connection, config.id, store, table_states, tables, look)
+        look_at_destination(config, self._destination, table_states, guard)
+        facilities = Facilities(
+            config, source, store, self._destination, self._spark, table_states, lineage, self._memory, guard
+        )
+        return Round(facilities, start, tables, looks, look, self._part_failed)
 
-    def _start_destination(self, run: Run) -> None:
+    def _start_destination(self, server: ServerFacts, table_states: TableStates) -> None:
         """Once a run, which belongs to one cluster."""
-        system_identifier = run.server.system_identifier
-        self._table_states = run.table_states
+        system_identifier = server.system_identifier
+        self._table_states = table_states
         if not self._destination_started:
             context = RunContext(
                 self.config.id,
                 system_identifier,
-                SourceRows(self._settings).read,
-                database_oid=run.server.database_oid,
+                source_rows_reader(self._settings),
+                database_oid=server.database_oid,
                 run_token=self._run_token,
                 timeline=lambda: self._table_states.timeline if self._table_states is not None else None,
             )
@@ -230,18 +201,18 @@ class Pipeline:
             raise self._lost
         self._system_identifier = system_identifier
 
-    def _supervise(self, opened: _Parts) -> None:
-        parts: _Parts | None = opened
+    def _supervise(self, opened: Round) -> None:
+        round: Round | None = opened
         closing = threading.Event()
         verifying = SideThread(
-            "headwater-lock", self._verify_lock, lambda: closing.wait(VERIFY_SECONDS), closing, self._side_failed
+            "headwater-lock", self._verify_lock, lambda: closing.wait(VERIFY_SECONDS), closing, self._part_failed
         )
         verifying.start()
         try:
-            while parts is not None:
-                self._run_round(parts)
-                self._await_destination(parts.pool)
-                parts = self._open_again()
+            while round is not None:
+                round.run(self._watch, lambda: self._error)
+                self._await_destination(round)
+                round = self._open_again()
         except Exception as error:
             self._fail(_as_headwater(error))
         finally:
@@ -252,101 +223,37 @@ class Pipeline:
             finally:
                 self._ended.set()
 
-    def _await_destination(self, pool: TableSyncPool) -> None:
+    def _await_destination(self, round: Round) -> None:
         """Before another round: there is one call for a table at a time, and what lands late would undo the new copy."""
-        while self._lost is not None and not self._stop.is_set() and pool.in_destination:
+        while self._lost is not None and not self._stop.is_set() and round.in_destination:
             self.progress.waiting("the destination to leave the copies that were under way")
             self._watch()
             self._stop.wait(_LEAVE_SECONDS)
         self.progress.waiting(None)
 
-    def _open_again(self) -> _Parts | None:
+    def _open_again(self) -> Round | None:
         """After the slot was lost under a run that may make a new one: opening finds that out, and copies again."""
         if self._lost is None:
             return None
 
-        def open_again() -> _Parts | None:
+        def open_again() -> Round | None:
             if self._stop.is_set():
                 return None
             self._lock.require(self._stop)
             return self._open()
 
-        parts = retrying("opening the slot again", open_again, progress=self.progress, pause=self._pause)
+        round = retrying("opening the slot again", open_again, progress=self.progress, pause=self._pause)
         self._lost = None
-        return parts
+        return round
 
     def _pause(self, seconds: float) -> None:
         self._stop.wait(seconds)
 
-    def _run_round(self, parts: _Parts) -> None:
-        worker, pool = parts.worker, parts.pool
-        apply_thread = threading.Thread(target=self._run_apply, args=(worker,), name="headwater-apply", daemon=True)
-        sides = self._sides(parts)
-        start_when_possible(apply_thread, self._round)
-        for side in sides:
-            side.start()
-        try:
-            while not self._round.wait(VERIFY_SECONDS):
-                self._watch()
-        except Exception as error:
-            self._fail(_as_headwater(error))
-        finally:
-            self._round.set()
-            worker.wake()
-            pool.wake_up.notify()
-            # After a lost JVM nothing of a write can end in order; the threads die with the process.
-            lost = isinstance(self._error, SparkLost)
-            join_if_started(apply_thread, 2.0 if lost else None)
-            ended = [side.join(2.0 if lost else LEAVE_SECONDS) for side in sides]
-            pool.join(2.0 if lost else _PATIENCE_SECONDS)
-            if all(ended):
-                aside("the last look at the catalog", lambda: self._end_looks(parts.watch))
-
-    def _sides(self, parts: _Parts) -> list[SideThread]:
-        def tend() -> None:
-            parts.watch.look_if_due()
-            self._start_due(parts.pool)
-
-        def pause() -> None:
-            parts.pool.wake_up.wait(_LOOK_SECONDS)
-
-        beat, beats = parts.heartbeat.beat_if_due, lambda: self._round.wait(_LOOK_SECONDS)
-        return [
-            SideThread("headwater-tables", tend, pause, self._round, self._side_failed),
-            SideThread(
-                "headwater-heartbeat", beat, beats, self._round, self._side_failed, at_end=parts.heartbeat.close
-            ),
-        ]
-
-    def _end_looks(self, watch: PublicationWatch) -> None:
-        # Without the lock nothing may be recorded, and the server does not answer.
-        if self._error is None and self._lock.is_held:
-            watch.settle()
-        watch.close()
-
     def _verify_lock(self) -> None:
         self._lock.verify()
 
-    def _side_failed(self, error: Exception) -> None:
+    def _part_failed(self, error: Exception) -> None:
         self._fail(_as_headwater(error))
-
-    def _start_due(self, pool: TableSyncPool) -> None:
-        if not self._lock.is_held:
-            return
-        try:
-            pool.start_due()
-        except HeadwaterError as error:
-            if not waits(error):
-                raise
-            # Asked again in the next round: a store that is unreachable is no reason to end the run (invariant 15).
-            log.warning("tables have to wait: %s", error.summary)
-            self._stop.wait(VERIFY_SECONDS)
-
-    def _run_apply(self, worker: ApplyWorker) -> None:
-        try:
-            worker.run()
-        except Exception as error:
-            self._fail(_as_headwater(error))
 
     def _watch(self) -> None:
         """Raise if the run may not go on."""
@@ -365,7 +272,7 @@ class Pipeline:
         recreates = self.config.invalidated_slot_behavior is InvalidatedSlotBehavior.RECREATE
         if isinstance(error, LineageLost) and recreates and self._lost is None and self._error is None:
             self._lost = error
-            self._round.set()
+            self._round_stop.set()
             return
         if self._error is None:
             self._error = error

@@ -153,7 +153,7 @@ class TableStates:
             with self._lock:
                 self._fingerprints.update({id: found for id, found in fingerprints.items() if id in self._states})
 
-    def leaves_told(self, leaves: Iterable[StreamLeaf]) -> None:
+    def leaves_seen(self, leaves: Iterable[StreamLeaf]) -> None:
         """The stream told changes of these: those that no look has shown yet are put on record, until one does."""
         with self._recording:
             for leaf in leaves:

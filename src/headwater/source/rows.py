@@ -6,6 +6,7 @@ value they gave.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -26,8 +27,11 @@ from headwater.source.partitions import PARTITION_TREE, locks_to_read, relation_
 from headwater.source.pg_types import TEXT_FORM
 from headwater.source.same_relation import after_reading, require_same
 from headwater.source.server import locks_for
-from headwater.source.session import Connection, fetch_all, fetch_one, impatient, translating
+from headwater.source.session import Connection, connect, fetch_all, fetch_one, impatient, translating
 from headwater.wire.copy_binary import CopyDecoder
+from headwater.wire.settings import ConnectSettings
+
+log = logging.getLogger(__name__)
 
 # The type modifier is left out: without one, -1 gives bpchar where NULL would give character, which is character(1).
 _TYPES = """
@@ -252,3 +256,15 @@ def _key_text(value: Any) -> str | None:
     if isinstance(value, int | float | Decimal):
         return str(value)
     raise TypeError(type(value).__name__)
+
+
+def source_rows_reader(settings: ConnectSettings) -> Callable[[ReplicatedTableSchema, pa.Table], SourceRead]:
+    """The same for a destination, which has no session of its own. May be called from several threads."""
+
+    def read(schema: ReplicatedTableSchema, keys: pa.Table) -> SourceRead:
+        with connect(settings, application_name="headwater_reread") as connection:
+            found = read_rows(connection, schema, keys)
+        log.info("read %d rows of %s from the source for unchanged values", keys.num_rows, schema.name)
+        return found
+
+    return read

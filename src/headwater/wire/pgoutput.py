@@ -54,9 +54,10 @@ class Mismatch(Enum):
 
 
 MISMATCH: Literal[Mismatch.MISMATCH] = Mismatch.MISMATCH
-Assign = Callable[[Relation, CommitLsn], Ownership | Literal[Mismatch.MISMATCH] | None]
-"""Asked once per table and Relation version of a batch, with the first commit that concerns it. None drops the changes, and so
-does MISMATCH, which puts the table into the batch's `changed`."""
+Answer = Ownership | Literal[Mismatch.MISMATCH] | None
+"""None drops the changes, and so does MISMATCH, which puts the table into the batch's `changed`."""
+Assign = Callable[[Relation, CommitLsn], Answer]
+"""Asked once per table and Relation version of a batch, with the first commit that concerns it."""
 
 
 class PgOutputDecoder:

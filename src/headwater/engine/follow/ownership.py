@@ -1,21 +1,21 @@
-"""Whose changes are they? Asked by the decoder for every table of a batch.
+"""Whose changes are they? The decoder asks for every table of a batch.
 
-The apply worker owns a table from Ready, or from SyncDone(lsn) for transactions at or past it. A table whose Relation is
-no longer what was copied is owned by nobody: it is told, and copied again.
+A table whose RELATION is not that of its copy is neither worker's: the decoder puts it into the batch's `changed`, and it is
+copied again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import Literal
 
 from headwater.changes import StreamLeaf
-from headwater.engine.run import Run
-from headwater.lsn import ZERO, CommitLsn, EndLsn
+from headwater.engine.copied_schemas import CopiedSchemas
+from headwater.engine.hand_off import ApplyHandOff
+from headwater.engine.table_states import TableStates
+from headwater.lsn import CommitLsn, EndLsn
 from headwater.schema.table import ReplicatedTableSchema, TableId
 from headwater.source.publication import OWN_NAMESPACE
-from headwater.states import Phase
-from headwater.wire.pgoutput import MISMATCH, Mismatch, Ownership
+from headwater.wire.pgoutput import MISMATCH, Answer, Ownership
 from headwater.wire.relation import Relation
 
 
@@ -28,22 +28,27 @@ def needs_text(schema: ReplicatedTableSchema) -> bool:
 
 
 def _carries(schema: ReplicatedTableSchema | None, leaf: StreamLeaf) -> bool:
+    """Whether old tuples of the leaf have what the copy of its root relies on."""
     identity = schema.table_schema.leaves if schema is not None else None
     return identity is None or identity.is_carried_by(leaf.replica_identity, leaf.flagged)
 
 
 class ApplyOwnership:
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self.binary = True
+    """The apply worker's view: tables that are Ready, or handed over, each from where `ApplyHandOff` says."""
 
-    def assign(self, relation: Relation, commit_lsn: CommitLsn) -> Ownership | Literal[Mismatch.MISMATCH] | None:
+    def __init__(self, hand_off: ApplyHandOff, table_states: TableStates, schemas: CopiedSchemas) -> None:
+        self.binary = True
+        self._hand_off = hand_off
+        self._table_states = table_states
+        self._schemas = schemas
+
+    def assign(self, relation: Relation, commit_lsn: CommitLsn) -> Answer:
         if relation.name.namespace == OWN_NAMESPACE:
             return None
         from_lsn = self._from(relation.id)
         if from_lsn is None:
             return None
-        schema = self._run.stored_schema(relation.id, relation)
+        schema = self._schemas.of(relation.id, relation)
         if schema is None or not relation.matches(schema):
             return MISMATCH
         if self.binary and needs_text(schema):
@@ -51,42 +56,33 @@ class ApplyOwnership:
         return Ownership(schema, from_lsn)
 
     def changed_by(self, leaves: Iterable[StreamLeaf]) -> set[TableId]:
-        """The roots of leaves whose old tuples are not what the copy relies on."""
         return {
             leaf.root_id
             for leaf in leaves
-            if self._from(leaf.root_id) is not None and not _carries(self._run.stored_schema(leaf.root_id), leaf)
+            if self._from(leaf.root_id) is not None and not _carries(self._schemas.of(leaf.root_id), leaf)
         }
 
     def _from(self, table_id: TableId) -> EndLsn | None:
-        state = self._run.table_states.get(table_id)
-        if state is None:
-            return None
-        if state.phase is Phase.READY:
-            return ZERO
-        if state.phase is Phase.SYNC_DONE:
-            return state.lsn
-        return None
+        return self._hand_off.owned_from(self._table_states.get(table_id))
 
 
-class SyncOwnership:
-    """A table sync worker's view: its own tables, from its slot's consistent point on, until each is out of its hands."""
+class TableSyncOwnership:
+    """A table sync worker's view: its own tables, from its slot's consistent point on, until each is handed over."""
 
     def __init__(self, schemas: Iterable[ReplicatedTableSchema], start: EndLsn) -> None:
         self._schemas = {schema.id: schema for schema in schemas}
         self._start = start
+        self.binary = not any(needs_text(schema) for schema in self._schemas.values())
 
     def keep(self, tables: Collection[TableId]) -> None:
         """No other tables' changes from here on."""
         self._schemas = {id: schema for id, schema in self._schemas.items() if id in tables}
 
-    def assign(self, relation: Relation, commit_lsn: CommitLsn) -> Ownership | Literal[Mismatch.MISMATCH] | None:
+    def assign(self, relation: Relation, commit_lsn: CommitLsn) -> Answer:
         schema = self._schemas.get(relation.id)
         if schema is None:
             return None
-        if not relation.matches(schema):
-            return MISMATCH
-        return Ownership(schema, self._start)
+        return Ownership(schema, self._start) if relation.matches(schema) else MISMATCH
 
     def changed_by(self, leaves: Iterable[StreamLeaf]) -> set[TableId]:
         return {

@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from headwater.engine.run_lock import RunLock
+from headwater.engine.source import Source
 from headwater.engine.wake_up import WakeUp
 from headwater.errors import ConnectionLost, HeadwaterError, said_by, where_raised
 from headwater.limits import limit_reached, naming_limits
@@ -77,6 +79,30 @@ class SilenceLimit:
         return stream
 
 
+class SlotStreams:
+    """Begins the streams of one slot, one after the other."""
+
+    def __init__(self, source: Source, name: str, lock: RunLock, wake_up: WakeUp, *, messages: bool = False) -> None:
+        self._source = source
+        self._name = name
+        self._lock = lock
+        self._wake_up = wake_up
+        self._messages = messages
+        self._silence = SilenceLimit()
+
+    def begin(self, connection: WireConnection, start: EndLsn, *, binary: bool) -> SlotStream:
+        options = StreamOptions(
+            self._source.publication,
+            binary,
+            self._source.status_interval_seconds,
+            self._source.silence_seconds,
+            self._messages,
+        )
+        options = self._silence.next(start, options)
+        stream = SlotStream(connection, self._name, start, options, self._wake_up, self._lock.is_out_of_reach)
+        return self._silence.begun(stream, start)
+
+
 class SlotStream:
     """Owns the connection from here on; `close` ends both."""
 
@@ -90,6 +116,7 @@ class SlotStream:
         leaves: Callable[[], bool] = lambda: False,
     ) -> None:
         """`leaves` says whether nothing can be confirmed over this connection any more."""
+        self.start = start
         self._connection = connection
         self._leaves = leaves
         self._interval = options.status_interval_seconds

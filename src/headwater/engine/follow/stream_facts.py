@@ -1,7 +1,7 @@
-"""What the apply worker's stream has told so far: how far it has come, which tables were truncated.
+"""What the apply worker's stream has shown so far: how far it has come, which tables were truncated.
 
 The look at the catalog runs ahead of the stream, so a difference that the stream will explain waits until the stream has passed
-the position of the look. Written by the apply worker's thread, read by the supervising one.
+the position of the look. Written by the apply worker's thread, read by the thread that looks at the catalog.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _KEPT = 1000
 """Truncates of a table between two fingerprints; the newest count."""
 
 
-class StreamTold:
+class StreamFacts:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._position = ZERO
@@ -27,12 +27,14 @@ class StreamTold:
 
     # The apply worker's side.
 
-    def note(self, changes: EventBatch) -> None:
+    def note(self, batch: EventBatch) -> None:
+        """A batch was sealed."""
         with self._lock:
-            for truncate in changes.truncates:
+            for truncate in batch.truncates:
                 kept = self._truncates.setdefault(truncate.table_id, [])
                 kept.append(truncate)
                 del kept[:-_KEPT]
+            self._position = batch.end_lsn
 
     def passed(self, position: EndLsn) -> None:
         """All before it was decoded, whoever it concerns."""
@@ -55,11 +57,11 @@ class StreamTold:
 
     def truncates(self, table_id: TableId) -> ToldTruncates:
         with self._lock:
-            return ToldTruncates(frozenset(told.xid for told in self._truncates.get(table_id, ())))
+            return ToldTruncates(frozenset(seen.xid for seen in self._truncates.get(table_id, ())))
 
     def forget_truncates(self, table_id: TableId, before: EndLsn) -> None:
         """A fingerprint that was taken at this position has seen them."""
         with self._lock:
-            kept = [told for told in self._truncates.pop(table_id, ()) if told.commit_lsn.at_or_past(before)]
+            kept = [seen for seen in self._truncates.pop(table_id, ()) if seen.commit_lsn.at_or_past(before)]
             if kept:
                 self._truncates[table_id] = kept

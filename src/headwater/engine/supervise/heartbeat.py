@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 import time
 
-from headwater.engine.run import Run
 from headwater.errors import HeadwaterError
 from headwater.source.session import Connection, connect, translating
+from headwater.wire.settings import ConnectSettings
 
 log = logging.getLogger(__name__)
 
@@ -24,10 +24,10 @@ _BEAT = "SELECT pg_logical_emit_message(true, %s, '') WHERE NOT pg_is_in_recover
 
 
 class Heartbeat:
-    def __init__(self, run: Run) -> None:
-        milliseconds = run.config.heartbeat_interval_ms
+    def __init__(self, pipeline_id: int, milliseconds: int | None, settings: ConnectSettings) -> None:
         self._interval_seconds = None if milliseconds is None else milliseconds / 1000
-        self._run = run
+        self._name = f"headwater_heartbeat_{pipeline_id}"
+        self._settings = settings
         self._connection: Connection | None = None
         self._next = time.monotonic()
         self._trouble = ""
@@ -48,15 +48,14 @@ class Heartbeat:
 
     def _open(self) -> Connection:
         if self._connection is None or self._connection.closed:
-            name = f"headwater_heartbeat_{self._run.config.id}"
             self._connection = connect(
-                self._run.settings,
-                application_name=name,
+                self._settings,
+                application_name=self._name,
                 tcp_user_timeout_seconds=_NOTICE_SECONDS,
-                longest_seconds=self._run.settings.answer_timeout_seconds,
+                longest_seconds=self._settings.answer_timeout_seconds,
                 writes=True,
             )
-            # Nobody relies on a beat: it must not wait for a synchronous standby that is away.
+            # Nothing depends on a beat: it must not wait for a synchronous standby that is unreachable.
             self._connection.execute("SET synchronous_commit = off")
         return self._connection
 

@@ -14,10 +14,13 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from headwater.engine.run import Run
+from headwater.engine.follow.stream_facts import StreamFacts
+from headwater.engine.source import Source
+from headwater.engine.table_states import TableStates
 from headwater.engine.table_sync.pool import TableSyncPool
 from headwater.errors import HeadwaterError
 from headwater.lsn import ZERO, EndLsn
+from headwater.observability.progress import Progress
 from headwater.schema.table import TableId
 from headwater.source.catalog_look import CatalogLooks, Look
 from headwater.source.differences import Difference, differences, gone_leaves, taken_over, unexplained
@@ -48,11 +51,23 @@ class _Pending:
 
 
 class PublicationWatch:
-    def __init__(self, run: Run, pool: TableSyncPool, looks: CatalogLooks, first: Look) -> None:
-        self._run = run
+    def __init__(
+        self,
+        source: Source,
+        table_states: TableStates,
+        facts: StreamFacts,
+        progress: Progress,
+        pool: TableSyncPool,
+        looks: CatalogLooks,
+        first: Look,
+    ) -> None:
+        self._source = source
+        self._table_states = table_states
+        self._facts = facts
+        self._progress = progress
         self._pool = pool
         self._looks = looks
-        self._pending: _Pending | None = _Pending(first, run.table_states.fingerprints())
+        self._pending: _Pending | None = _Pending(first, table_states.fingerprints())
         self._judged: EndLsn | None = None
         self._judged_before = ZERO
         self._seen: Mapping[TableId, Fingerprint] = first.tables
@@ -83,13 +98,13 @@ class PublicationWatch:
     def settle(self) -> None:
         """At the end of a run: record what the stream has explained, so that the next run need not be in doubt about it."""
         try:
-            recorded = self._run.table_states.fingerprints()
+            recorded = self._table_states.fingerprints()
             look = self._looks.look(self._open())
             for table_id, before, now in self._compared(look, recorded):
                 if gone := gone_leaves(before, now, look.since):
                     self._say(table_id, gone)
-                    self._run.table_states.reset(table_id)
-                elif not unexplained(differences(before, now), self._run.told.truncates(table_id)):
+                    self._table_states.reset(table_id)
+                elif not unexplained(differences(before, now), self._facts.truncates(table_id)):
                     self._record(table_id, before, now, look.since)
         except HeadwaterError as error:
             log.info("no last look at the catalog: %s", error.message)
@@ -100,13 +115,13 @@ class PublicationWatch:
             connection.close()
 
     def _look_at_states(self) -> None:
-        for table_id in self._run.table_states.changed_outside():
-            log.warning("table %s: a new copy was asked for", self._run.table_states.name(table_id))
+        for table_id in self._table_states.changed_outside():
+            log.warning("table %s: a new copy was asked for", self._table_states.name(table_id))
             self._pool.copy_again(table_id)
 
     def _open(self) -> Connection:
         if self._connection is None or self._connection.closed:
-            settings = self._run.settings
+            settings = self._source.settings
             self._connection = connect(
                 settings,
                 tcp_user_timeout_seconds=_NOTICE_SECONDS,
@@ -119,7 +134,7 @@ class PublicationWatch:
 
     def _look(self) -> None:
         # First: a copy that takes a fingerprint meanwhile has seen more than this look.
-        recorded = self._run.table_states.fingerprints()
+        recorded = self._table_states.fingerprints()
         look = self._looks.look(self._open())
         if self._is_other(look):
             self._look_at_members(look)
@@ -137,7 +152,7 @@ class PublicationWatch:
         self, look: Look, recorded: Mapping[TableId, Fingerprint]
     ) -> Iterator[tuple[TableId, Fingerprint, Fingerprint]]:
         """Tables that are not what is recorded of them, each with both fingerprints."""
-        table_states = self._run.table_states
+        table_states = self._table_states
         for table_id, now in look.tables.items():
             before, state = recorded.get(table_id), table_states.get(table_id)
             if before is None or before is not table_states.fingerprint(table_id) or before == now:
@@ -147,12 +162,12 @@ class PublicationWatch:
 
     def _judge_if_passed(self) -> None:
         pending = self._pending
-        if pending is None or not self._run.told.has_passed(pending.look.position):
+        if pending is None or not self._facts.has_passed(pending.look.position):
             return
         self._pending = None
         for table_id, before, now in self._compared(pending.look, pending.recorded):
             found = [*differences(before, now), *gone_leaves(before, now, pending.look.since)]
-            rest = unexplained(found, self._run.told.truncates(table_id))
+            rest = unexplained(found, self._facts.truncates(table_id))
             if rest:
                 self._copy_again(table_id, rest)
             else:
@@ -165,16 +180,16 @@ class PublicationWatch:
 
     def _say(self, table_id: TableId, found: list[Difference]) -> None:
         reasons = "; ".join(difference.reason for difference in found)
-        log.warning("table %s is copied again: %s", self._run.table_states.name(table_id), reasons)
+        log.warning("table %s is copied again: %s", self._table_states.name(table_id), reasons)
 
     def _record(self, table_id: TableId, before: Fingerprint, now: Fingerprint, since: EndLsn) -> None:
-        self._run.table_states.fingerprinted({table_id: taken_over(before, now)}, only_from={table_id: before})
-        self._run.told.forget_truncates(table_id, since)
+        self._table_states.fingerprinted({table_id: taken_over(before, now)}, only_from={table_id: before})
+        self._facts.forget_truncates(table_id, since)
 
     def _report(self) -> None:
         """What was judged shows in the states: tables that are to be copied again have left theirs."""
         if self._judged is not None and self._pool.is_settled:
-            self._run.progress.judged(self._judged.value)
+            self._progress.judged(self._judged.value)
             self._judged = None
 
     # Members
@@ -187,7 +202,7 @@ class PublicationWatch:
     def _look_at_members(self, look: Look) -> None:
         known = self._pool.tables()
         # Read after the look: one that joined in between is for the next look.
-        published = published_tables(self._open(), self._run.config.publication_name)
+        published = published_tables(self._open(), self._source.publication)
         tables = {table.id: table for table in published if table.id in look.tables}
         for table_id in [table_id for table_id in known if table_id not in look.tables]:
             log.warning("table %s left the publication: its lake table is kept", known[table_id].name)

@@ -1,41 +1,36 @@
-"""From the copies to the hand-off: a worker follows its own slot for all its tables, comes close, asks, and hands over.
+"""From the copies to the hand-off: a worker follows its own slot for all its tables until the apply worker takes them over.
 
 It comes close to the server's position before it asks, and has nothing left to write when the answer comes but what came
-meanwhile. The apply worker answers when it begins to write a batch of its own, so both write side by side, and it stands
-still only for as long as the last write here takes longer than its own. Nothing else is written until then. What is
-written here is durable before the slot's position is confirmed (invariant 2).
+meanwhile. The apply worker answers when it begins to write a batch of its own, so both write side by side, and it waits
+only for as long as the last write here takes longer than its own. What is written here is durable before the slot's
+position is confirmed (invariant 2). What may happen when is decided in `engine.hand_off`.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import time
 
-from headwater.engine.follow.ownership import SyncOwnership, needs_text
+from headwater.config.pipeline import BatchConfig
+from headwater.engine.follow.follower import Follower
+from headwater.engine.follow.ownership import TableSyncOwnership
 from headwater.engine.follow.read_on import may_read_on, reads_until
+from headwater.engine.hand_off import TableSyncHandOff
 from headwater.engine.retry import Attempts
-from headwater.engine.run import Run
+from headwater.engine.run_guard import RunGuard
+from headwater.engine.table_states import TableStates
 from headwater.engine.table_sync.slot import SyncSlot
-from headwater.engine.table_sync.stream import SyncStream
 from headwater.engine.table_sync.tables import SyncTable, SyncTables
 from headwater.engine.table_sync.write import SyncWrite
 from headwater.engine.wake_up import WakeUp
-from headwater.errors import HeadwaterError, Meaning, StartAgain, ValueOutOfRange, meaning, passes
+from headwater.errors import HeadwaterError, Meaning, StartAgain, meaning, passes
 from headwater.events import EventBatch
 from headwater.lsn import ZERO, EndLsn
 from headwater.schema.table import TableId
-from headwater.states import SYNC_WAIT, Actor, Phase, TableState, sync_done
-from headwater.wire.settings import ConnectSettings
+from headwater.states import SYNC_WAIT, Actor
 
 log = logging.getLogger(__name__)
 
-_CLOSE_BYTES = 1 << 20
-"""So near to the server's position that the rest is a matter of milliseconds."""
-_STILL_GAINING = 0.7
-"""Under steady traffic the distance shrinks to what is committed during one write, and no further: then is the time to ask."""
-_PUT_OFF_BYTES = 16 << 20
-"""So much may wait while other tables are handed over; with more, the last write of those that follow would be a long one."""
 _LOOK_SECONDS = 0.2
 _ATTEMPTS_WHILE_OTHERS_WAIT = 3
 
@@ -44,296 +39,278 @@ class SchemaChangedMeanwhile(StartAgain):
     """The table's schema changed between its copy and its hand-off: the copy starts again at once."""
 
 
-class GaveUpMeanwhile(StartAgain):
-    """The slot could not be followed while the apply worker stood still: that is nobody's error, and the copy starts again."""
+class SlotUnreachableMeanwhile(StartAgain):
+    """The slot could not be followed while the apply worker waited for it: no table's own error; the copy starts again."""
 
 
-class SyncFollow:
-    """Used by the worker's thread, once. The slot's connection is this one's to close, through `close`."""
+class CatchUp:
+    """Used by the worker's thread, once."""
 
     def __init__(
-        self, run: Run, tables: SyncTables, slot: SyncSlot, settings: ConnectSettings, wake_up: WakeUp
+        self,
+        limits: BatchConfig,
+        tables: SyncTables,
+        slot: SyncSlot,
+        follower: Follower,
+        ownership: TableSyncOwnership,
+        write: SyncWrite,
+        table_states: TableStates,
+        guard: RunGuard,
+        wake_up: WakeUp,
     ) -> None:
-        self._run = run
+        self._limits = limits
         self._tables = tables
+        self._slot = slot
+        self._follower = follower
+        self._ownership = ownership
+        self._write = write
+        self._table_states = table_states
+        self._guard = guard
         self._wake_up = wake_up
-        self._write = SyncWrite(run, tables, slot.name)
-        schemas = [table.schema for table in tables.working if table.schema is not None]
-        self._ownership = SyncOwnership(schemas, slot.start)
-        options = run.stream_options(binary=not any(needs_text(schema) for schema in schemas))
-        self._stream = SyncStream(run, slot, settings, tables.what, options, wake_up)
-        for table in tables.working:
-            if table.fingerprint is not None and table.fingerprint.needs_fresh_stream(run.server.version_number):
-                run.table_states.needs_stream_from(table.id, slot.start)
-        self._attempts = Attempts(f"following the slot of the copy of {tables.what}", run.progress)
-        self._position = slot.start
-        """Everything before it was written, or waits in `_unwritten`."""
-        self._written = slot.start
-        """Up to here something was written. After a lost connection our position may lie before it."""
-        self._unwritten: EventBatch | None = None
-        """What nobody stands still for, while somebody does."""
-        self._reads_on_until = ZERO
-        """What waits is not written before what was committed until there has come (see `read_on`)."""
+        self._hand_off = TableSyncHandOff(self._ids(), follower.positions)
+        self._positions = follower.positions
+        self._attempts = Attempts(f"following the slot of the copy of {tables.what}", guard.progress)
+        self._deferred: EventBatch | None = None
+        """Changes that are not written yet: of tables outside the hand-off that is under way, or of tables that wait for more."""
         self._read_on = 0
-        """How often that was done for it."""
-        self._asked: set[TableId] = set()
-        """Those that are being handed over."""
-        self._busy: set[TableId] = set()
+        """How often the stream was read on for them."""
         self._looked_at = 0.0
-        self._distance = math.inf
-        self._replied_for: EndLsn | None = None
+        self._asked_position_for: EndLsn | None = None
 
     def close(self) -> None:
         self._attempts.forget()
-        self._stream.close()
+        self._follower.disconnect()
+        self._slot.close()
 
-    def follow(self) -> None:
-        """Returns when every table was handed over, or is out for another reason."""
+    def run(self) -> None:
+        """Returns when every table was handed over, or has left the worker for another reason."""
         while self._tables.working:
-            self._run.raise_if_stopped()
+            self._guard.raise_if_stopped()
             self._tables.end_stopped()
-            self._keep(self._ids())
+            self._keep_working()
             try:
-                self._go_on()
+                self._advance()
             except HeadwaterError as error:
                 if not _passes(error):
                     raise
                 self._connect_again(error)
             self._wake_up.wait(_LOOK_SECONDS)
 
-    def _go_on(self) -> None:
-        self._stream.begin()
-        if self._has_room():
-            self._stream.read()
-        if self._asked:
-            moved = False
+    def _advance(self) -> None:
+        if not self._follower.is_connected:
+            self._follower.connect()
+        # With a whole batch in memory, the only reason to read on is that the apply worker waits for it. It may take long to
+        # answer, while it waits for the store or for its connection.
+        if not self._is_full or self._answered is not None:
+            self._follower.read()
+        gaining = False
+        if self._hand_off.asked:
             self._hand_over()
         else:
-            moved = self._take_in()
-        self._ask_if_close(gaining=moved)
+            gaining = self._take_in()
+        self._ask_if_close(gaining)
+
+    # Connection
 
     def _connect_again(self, error: HeadwaterError) -> None:
-        """The copies are whole, and the slot keeps what follows them: a lost connection is no reason to begin anew.
+        """The copies are complete, and the slot keeps what follows them: a lost connection is no reason to copy again.
 
-        But while the apply worker stands still for us, all others wait with it: then a copy anew is the lesser evil, soon.
+        But while the apply worker waits for this worker, all tables wait: then another copy costs less.
         """
         while True:
-            if self._asked_for() is not None and self._attempts.failures >= _ATTEMPTS_WHILE_OTHERS_WAIT:
-                raise GaveUpMeanwhile(
-                    f"the slot of the copy of {self._tables.what} could not be followed while all others waited for it",
+            if self._answered is not None and self._attempts.failures >= _ATTEMPTS_WHILE_OTHERS_WAIT:
+                raise SlotUnreachableMeanwhile(
+                    f"the slot of the copy of {self._tables.what} could not be followed while the apply worker waited for it",
                     detail=error.message + (f": {error.detail}" if error.detail else ""),
-                    hint="Nothing is to be done: it is copied again soon.",
+                    hint="Nothing is to be done: the table is copied again soon.",
                 ) from error
             self._pause(self._attempts.failed(error))
             self._tables.end_stopped()
+            self._follower.disconnect()
             try:
-                self._stream.connect_again()
+                self._follower.connect()
                 break
             except HeadwaterError as again:
                 if not _passes(again):
                     raise
                 error = again
-        self._unwritten, self._reads_on_until, self._read_on = None, ZERO, 0
-        self._position = self._stream.confirmed
-        self._distance = math.inf
+        self._hand_off.lost_connection()
+        self._deferred, self._read_on = None, 0
 
     def _pause(self, seconds: float) -> None:
-        """Not for long while others wait: an answer that comes meanwhile ends it, and attempts are counted from then on."""
-        waited_for, until = self._asked_for() is not None, time.monotonic() + seconds
+        """Not for long while the apply worker waits: its answer ends the pause, and attempts are counted from then on."""
+        waited_for, until = self._answered is not None, time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             self._wake_up.wait(min(left, _LOOK_SECONDS))
-            self._run.raise_if_stopped()
-            if not waited_for and self._asked_for() is not None:
+            self._guard.raise_if_stopped()
+            if not waited_for and self._answered is not None:
                 self._attempts.forget()
                 return
 
-    def _has_room(self) -> bool:
-        """With a whole batch in our hands, only who stands still for us is a reason to read on.
-
-        The apply worker may be long in answering, while it waits for the store or for its connection.
-        """
-        return not self._is_full() or self._asked_for() is not None
-
-    def _is_full(self) -> bool:
-        buffered = self._stream.decoder.buffered_bytes if self._stream.decoder.has_transactions else 0
-        return buffered + self._unwritten_bytes >= self._run.config.batch.max_bytes
-
-    @property
-    def _unwritten_bytes(self) -> int:
-        return self._unwritten.size_bytes if self._unwritten is not None else 0
-
     # The hand-off
 
+    @property
+    def _answered(self) -> EndLsn | None:
+        return self._hand_off.answered(self._table_states.all())
+
     def _hand_over(self) -> None:
-        """Bring those that were asked for up to where the apply worker is. One record: it stands still until then."""
-        asked = self._asked_for()
-        if asked is None:
+        """Bring the tables that were asked for up to where the apply worker is. One record for all: it waits until then."""
+        target = self._hand_off.target(self._table_states.all())
+        if target is None:
             return
-        # What was written here comes from nobody else.
-        target = max(asked, self._written, self._reads_on_until)
-        if self._position < target and not self._seal_until(target):
-            if target != self._replied_for:
-                # Everybody waits for us: without traffic the server says how far it is only when asked.
-                self._replied_for = target
-                self._stream.request_reply()
+        if self._positions.sealed < target and not self._seal_until(target):
+            if target != self._asked_position_for:
+                # The apply worker waits: without traffic the server says how far it is only when asked.
+                self._asked_position_for = target
+                self._follower.ask_position(at_once=True)
             return
-        self._write_out(self._asked)
-        if self._position < target or self._has_unwritten(self._asked):
+        self._write_out()
+        done = self._hand_off.to_hand_over(self._table_states.all(), target)
+        if not done:
             self._wake_up.notify()  # there was too much for one write, or a table waits for more: go on at once
             return
-        done = [table for table in self._tables.working if table.id in self._asked_states()]
-        if done:
-            self._stream.check_timeline(self._run.table_states.timeline)
-            self._tables.move(done, sync_done(self._position))
-            for table in done:
-                self._tables.end(table)
-            self._attempts.succeeded()
-        self._keep(self._ids())
+        self._slot.check_timeline(self._table_states.timeline)
+        tables = [table for table in self._tables.working if table.id in done]
+        self._tables.move(tables, next(iter(done.values())))
+        for table in tables:
+            self._tables.end(table)
+        self._hand_off.handed_over(done)
+        self._attempts.succeeded()
+        self._keep_working()
         self._confirm()
-
-    def _asked_states(self) -> dict[TableId, TableState]:
-        catching_up = self._run.table_states.in_phase(Phase.CATCHUP)
-        return {table: catching_up[table] for table in self._asked if table in catching_up}
-
-    def _asked_for(self) -> EndLsn | None:
-        """Where the apply worker is, once it has answered."""
-        return max((state.lsn for state in self._asked_states().values() if state.lsn is not None), default=None)
 
     def _seal_until(self, target: EndLsn) -> bool:
         """Whether the changes up to there have come, or as many as are written at once."""
-        whole, has_changes = self._stream.decoder.whole_until, self._stream.decoder.has_transactions
-        if whole < target and not (has_changes and self._is_full()):
+        whole_until = self._follower.whole_until
+        if whole_until < target and not (self._follower.has_transactions and self._is_full):
             return False
-        if has_changes:
-            self._put_off(self._seal())
-        self._position = max(self._position, whole)
+        self._seal_and_defer()
+        self._hand_off.advanced(whole_until)
         return True
 
     def _ask_if_close(self, gaining: bool) -> None:
-        if not self._asked and self._unwritten is not None and self._unwritten_bytes <= _PUT_OFF_BYTES:
-            self._ask()  # the next of a group: what was put off is written with what comes until it is their turn
+        if self._hand_off.may_ask_next(self._deferred_bytes):
+            self._ask()
         if time.monotonic() - self._looked_at <= _LOOK_SECONDS:
             return
         self._looked_at = time.monotonic()
-        if not self._asked and self._unwritten is None and self._tables.working:
-            before, self._distance = self._distance, self._stream.server_position().value - self._position.value
-            if self._distance < _CLOSE_BYTES or (gaining and self._distance > before * _STILL_GAINING):
+        if not self._hand_off.asked and self._deferred is None and self._tables.working:
+            distance = self._slot.server_position().value - self._positions.sealed.value
+            if self._hand_off.may_ask(distance, gaining=gaining):
                 self._ask()
-        elif self._asked and self._asked_for() is None:
-            # A server that stops waits for us to confirm, we for an answer, and the apply worker perhaps for the server: ordinary
-            # sessions end first, and this one tells.
-            self._stream.server_position()
-        self._stream.request_reply()
+        elif self._hand_off.asked and self._answered is None:
+            # A server that is being stopped waits for our confirmation, we for an answer, and the apply worker perhaps for
+            # the server. Ordinary sessions end first, so this one notices.
+            self._slot.server_position()
+        self._follower.ask_position(at_once=True)
 
     def _ask(self) -> None:
-        self._asked = self._next_to_go()
-        self._run.table_states.move_all(dict.fromkeys(self._asked, SYNC_WAIT), Actor.TABLE_SYNC)
-
-    def _next_to_go(self) -> set[TableId]:
-        """All, while nobody's changes would wait; else those that rest, then as many busy ones as are written beside them."""
-        table_states, all = self._run.table_states, self._ids()
-        if not table_states.in_phase(Phase.READY, Phase.SYNC_DONE):
-            return all
-        return (all - self._busy) or set(sorted(all)[: max(1, table_states.written_at_once)])
+        asked = self._hand_off.ask(self._table_states.all(), self._table_states.written_at_once)
+        self._table_states.move_all(dict.fromkeys(asked, SYNC_WAIT), Actor.TABLE_SYNC)
 
     def _ids(self) -> set[TableId]:
         return {table.id for table in self._tables.working}
 
     # Changes
 
+    @property
+    def _is_full(self) -> bool:
+        return self._follower.waiting_bytes + self._deferred_bytes >= self._limits.max_bytes
+
+    @property
+    def _deferred_bytes(self) -> int:
+        return self._deferred.size_bytes if self._deferred is not None else 0
+
     def _take_in(self) -> bool:
         """Write what has come whole; whether we came further."""
-        if not self._stream.decoder.has_transactions and self._unwritten is None:
-            idle = self._stream.decoder.idle_position
-            if idle is None or idle <= self._position:
+        if not self._follower.has_transactions and self._deferred is None:
+            idle = self._follower.idle_position
+            if idle is None or idle <= self._positions.sealed:
                 return False
-            self._position = idle
+            self._hand_off.advanced(idle)
             self._confirm()
             return True
-        if self._run.table_states.in_phase(Phase.CATCHUP) and not self._is_full():
-            return False  # the apply worker stands still for another worker: the machine is theirs
-        whole_until = self._stream.decoder.whole_until
-        if whole_until < self._reads_on_until and not self._is_full():
+        if not self._is_full and self._hand_off.lets_others_go_first(self._table_states.all()):
+            return False
+        whole_until = self._follower.whole_until
+        if not self._is_full and self._hand_off.awaits(whole_until):
             return False  # it is asked for with the next look
-        if self._stream.decoder.has_transactions:
-            self._put_off(self._seal())
-        self._position = max(self._position, whole_until)
-        self._write_out(self._ids())
+        self._seal_and_defer()
+        self._hand_off.advanced(whole_until)
+        self._write_out()
         self._confirm()
         return True
 
-    def _put_off(self, batch: EventBatch) -> None:
-        if max(batch.size_bytes, self._unwritten_bytes) > self._run.config.batch.max_bytes:
-            # A giant lies on disk: to be put together with others it would come into memory.
-            self._write_out(self._ids(), alone=True)
-        self._unwritten = batch if self._unwritten is None else self._unwritten.then(batch)
-        self._busy = set(self._unwritten.tables)
-
-    def _write_out(self, tables: set[TableId], *, alone: bool = False) -> None:
-        """Make durable what there is of these tables; the rest waits. `alone`: nothing that follows can be added to it."""
-        if self._unwritten is None:
+    def _seal_and_defer(self) -> None:
+        batch = self._seal()
+        if batch is None:
             return
-        batch, self._unwritten = self._unwritten, None
+        if max(batch.size_bytes, self._deferred_bytes) > self._limits.max_bytes:
+            # A large transaction lies on disk: put together with others, it would come into memory.
+            self._write_out(alone=True)
+        self._deferred = batch if self._deferred is None else self._deferred.then(batch)
+        self._hand_off.sealed(self._deferred.tables)
+
+    def _write_out(self, *, alone: bool = False) -> None:
+        """Make durable what there is of the tables that are written now; the rest is deferred. `alone`: of all tables, and
+        nothing that follows can be added."""
+        if self._deferred is None:
+            return
+        batch, self._deferred = self._deferred, None
+        tables = self._ids() if alone else self._hand_off.to_write()
         others = batch.without(tables).tables.keys()
-        written = batch.without(others).read_on(batch.reads, self._position)
-        goes_on = not alone and may_read_on(batch, self._read_on, self._run.config.batch)
+        written = batch.without(others).read_on(batch.reads, self._positions.sealed)
+        goes_on = not alone and may_read_on(batch, self._read_on, self._limits)
         reads = self._write.persist(written, may_read_on=goes_on)
-        self._written = max(self._written, batch.end_lsn)
         left = batch.without(batch.tables.keys() - others - reads.keys())
+        until = reads_until(reads) if reads else ZERO
+        self._hand_off.wrote(batch.end_lsn, left.tables, reads_on_until=until)
         if left.tables:
-            self._unwritten = left.read_on({**batch.reads, **reads}, ZERO)
-        self._reads_on_until = reads_until(reads) if reads else ZERO
+            self._deferred = left.read_on({**batch.reads, **reads}, ZERO)
         self._read_on = self._read_on + 1 if reads else 0
         if reads:
-            log.info("%s: reading on to %s for values that were not sent", self._tables.what, self._reads_on_until)
-
-    def _has_unwritten(self, tables: set[TableId]) -> bool:
-        return self._unwritten is not None and not tables.isdisjoint(self._unwritten.tables)
+            log.info("%s: reading on to %s for values that were not sent", self._tables.what, until)
 
     def _confirm(self) -> None:
-        if self._unwritten is None:
-            if self._position > self._stream.confirmed:
-                # Not before: a connection that is made each time and never gets anywhere would hold others up for ever.
-                self._attempts.succeeded()
-                self._run.require_lock()
-            self._stream.confirm(self._position)
+        position = self._hand_off.to_confirm()
+        if position is not None:
+            # Not before: a connection that is made each time and never gets anywhere would hold others up for ever.
+            self._attempts.succeeded()
+            self._guard.require_lock()
+            self._hand_off.confirmed(position)
+            self._follower.confirm(position)
 
-    def _seal(self) -> EventBatch:
-        while True:
-            try:
-                changes = self._stream.decoder.seal(self._ownership.assign)
-                break
-            except ValueOutOfRange as error:
-                table = self._table(error.table_id)
-                if table is None:
-                    raise
-                self._fail(table, error)
-        assert changes is not None
-        changed = changes.changed | self._ownership.changed_by(changes.leaves)
-        for id in changed:
-            table = self._table(id)
-            if table is not None:
+    def _seal(self) -> EventBatch | None:
+        batch = self._follower.seal(self._fail)
+        if batch is None:
+            return None
+        for table in self._tables.working:
+            if table.id in batch.changed:
                 what = f"the schema of {table.published.name} changed during its copy"
-                self._fail(table, SchemaChangedMeanwhile(what, hint="The table is copied again at once."))
-        return changes.without(changed)
+                self._fail(table.id, SchemaChangedMeanwhile(what, hint="The table is copied again at once."))
+        return batch.without(batch.changed)
 
-    def _fail(self, table: SyncTable, error: HeadwaterError) -> None:
+    def _fail(self, table_id: TableId, error: HeadwaterError) -> None:
+        table = self._table(table_id)
+        if table is None:
+            raise error
         self._tables.fail(table, error)
-        self._keep(self._ids())
+        self._keep_working()
 
-    def _keep(self, tables: set[TableId]) -> None:
-        """No other table is ours any more."""
-        self._asked &= tables
+    def _keep_working(self) -> None:
+        """No other table is this worker's any more."""
+        tables = self._ids()
+        self._hand_off.keep(tables)
         self._ownership.keep(tables)
-        if self._unwritten is not None:
-            # What was put off for a table that is out is written by nobody: it must not keep the others' from being confirmed.
-            kept = self._unwritten.without(self._unwritten.tables.keys() - tables)
-            self._unwritten = kept if kept.tables else None
+        if self._deferred is not None:
+            # What was deferred for a table that has left is not written: it must not keep the others' from being confirmed.
+            kept = self._deferred.without(self._deferred.tables.keys() - tables)
+            self._deferred = kept if kept.tables else None
 
-    def _table(self, table_id: int | None) -> SyncTable | None:
+    def _table(self, table_id: TableId) -> SyncTable | None:
         return next((table for table in self._tables.working if table.id == table_id), None)
 
 
 def _passes(error: HeadwaterError) -> bool:
-    """Whether a new connection may be all it takes: trouble of the source's, for what the destination says is dealt with."""
+    """Whether a new connection may be all it takes: the source was unreachable. What the destination says is dealt with."""
     return passes(error) and meaning(error) is not Meaning.START_AGAIN

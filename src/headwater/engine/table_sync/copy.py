@@ -10,35 +10,34 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from headwater.contracts.results import Result, WriteTableRowsResult
-from headwater.engine.destination_calls import call
+from headwater.contracts.results import Result
+from headwater.engine.destination_calls import DestinationCalls, call
 from headwater.engine.retry import waits
-from headwater.engine.run import Run
+from headwater.engine.run_guard import RunGuard
+from headwater.engine.table_states import TableStates
 from headwater.engine.table_sync.copy_cores import CopyCores, CopyShare
-from headwater.engine.table_sync.groups import HELD_BYTES, SMALL_TABLE_BYTES
-from headwater.engine.table_sync.slot import GaveWay, SyncSlot
-from headwater.engine.table_sync.table_copy import TableCopy, cancel_tagged, tagged
+from headwater.engine.table_sync.copy_planner import CopyPlanner
+from headwater.engine.table_sync.groups import HELD_BYTES
+from headwater.engine.table_sync.slot import CopyInterrupted, SyncSlot
+from headwater.engine.table_sync.table_copy import cancel_tagged, tagged
 from headwater.engine.table_sync.tables import SyncTable, SyncTables
 from headwater.engine.wake_up import WakeUp
-from headwater.errors import HeadwaterError, Meaning, Retry, SchemaError, ServerError, meaning
-from headwater.schema.table import ReplicatedTableSchema, SnapshotId, TableId
-from headwater.source.catalog import load_table_schemas
-from headwater.source.leaves import check_unique, identity_of_leaves
-from headwater.source.publication import PublishedTable, published_tables
-from headwater.source.session import Connection, impatient
+from headwater.errors import HeadwaterError, Meaning, meaning
+from headwater.schema.table import TableId
 from headwater.source.table_lock import TableLock, taken_tables, waits_for_each_other
 from headwater.spark.session import translate
 from headwater.spark.small_tables import NO_ROWS, HeldRows, Outcome, read_in_one_job
 from headwater.states import FINISHED_COPY
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.2
 _CHECK_SECONDS = 1.0
-_CATALOG_SECONDS = 0.5
-_LOCK_NOT_AVAILABLE = "55P03"
 
 
 class _GroupRead(Result):
@@ -50,117 +49,45 @@ class SyncCopy:
 
     def __init__(
         self,
-        run: Run,
         tables: SyncTables,
+        planner: CopyPlanner,
+        calls: DestinationCalls,
+        spark: SparkSession | None,
+        table_states: TableStates,
         lock: TableLock,
         slot: SyncSlot,
-        admin: Connection,
         cores: CopyCores,
+        guard: RunGuard,
         wake_up: WakeUp,
     ) -> None:
-        self._run = run
         self._tables = tables
+        self._planner = planner
+        self._calls = calls
+        self._spark = spark
+        self._table_states = table_states
         self._lock = lock
         self._slot = slot
-        self._settings = replace(run.settings, application_name=slot.name)
-        self._admin = admin
         self._cores = cores
+        self._guard = guard
         self._wake_up = wake_up
         self._checked = time.monotonic()
 
     def copy(self) -> None:
         """Every table that still works in the end is durable in the destination, and FinishedCopy."""
         if self._tables.is_group:
-            self._plan(CopyShare(self._cores.beside_changes))
+            self._planner.plan(self._tables, CopyShare(self._cores.beside_changes))
             self._read_together()
             self._write()
             return
-        with self._cores.share(alone=len(self._run.table_states.all()) == 1) as share:
-            self._plan(share)
+        with self._cores.share(alone=len(self._table_states.all()) == 1) as share:
+            self._planner.plan(self._tables, share)
             self._write()
-
-    # What is to be read
-
-    def _plan(self, share: CopyShare) -> None:
-        published, schemas = self._read_catalog()
-
-        def plan(table: SyncTable) -> None:
-            table.published = published.get(table.id, table.published)
-            if self._tables.is_group and table.published.relation_bytes > SMALL_TABLE_BYTES:
-                # It has grown since it was listed, and would keep the others waiting.
-                self._tables.send_back(table, alone=True)
-                return
-            self._plan_table(table, schemas.get(table.id), share)
-
-        self._tables.each(plan)
-
-    def _read_catalog(self) -> tuple[dict[TableId, PublishedTable], dict[TableId, ReplicatedTableSchema]]:
-        """Again under the lock: row filter and column list may be others than when the tables joined.
-
-        On a session without locks: the server's function opens every table of the publication. With our lock in the same
-        session, whoever has taken another of them and wants ours would be in a deadlock with us, and might be its victim.
-        """
-        publication, ids = self._run.config.publication_name, [table.id for table in self._tables.working]
-        try:
-            with impatient(self._admin, _CATALOG_SECONDS):
-                published = {table.id: table for table in published_tables(self._admin, publication, ids)}
-                snapshot_id = SnapshotId(self._slot.start.value)
-                return published, load_table_schemas(self._admin, ids, publication, snapshot_id)
-        except ServerError as error:
-            if error.sqlstate != _LOCK_NOT_AVAILABLE:
-                raise
-            raise GaveWay(self._tables.what, taken_tables(self._admin, ids)) from error
-
-    def _plan_table(self, table: SyncTable, schema: ReplicatedTableSchema | None, share: CopyShare) -> None:
-        run = self._run
-        if schema is None or not schema.columns:
-            raise SchemaError(
-                f"table {table.published.name} has nothing to copy",
-                detail="it was dropped, or the publication sends none of its columns",
-                hint="It leaves the pipeline when it leaves the publication.",
-                retry=Retry.TIMED,
-            )
-        schema = self._with_leaves(table, schema)
-        run.store.store_table_schema(schema.table_schema)
-        cores = run.spark.sparkContext.defaultParallelism if run.spark is not None else 1
-        plan = self._lock.plan(
-            table.published,
-            schema,
-            target_range_bytes=share.range_bytes,
-            parallelism=min(cores, share.connections),
-        )
-        # The first copy only: a later one replaces what was followed since, and has to bring all of it.
-        if not run.table_states.was_copied(table.id) and not run.config.table_sync_copy.copies(
-            str(table.published.name)
-        ):
-            plan = replace(plan, ranges=())
-        table.schema = schema
-        table.copy = TableCopy(
-            run, table.published, schema, plan, self._settings, self._slot.exported_snapshot, share.connections
-        )
-
-    def _with_leaves(self, table: SyncTable, schema: ReplicatedTableSchema) -> ReplicatedTableSchema:
-        """A partitioned table with the identity that its leaves have in common; an error of the table's if there is none."""
-        if not table.published.is_partitioned or table.fingerprint is None:
-            return schema
-        identity = identity_of_leaves(table.fingerprint)
-        if identity.strict_inserts:
-            self._check_unique(table.published, identity.key)
-        return ReplicatedTableSchema(replace(schema.table_schema, leaves=identity), schema.replication_mask)
-
-    def _check_unique(self, table: PublishedTable, key: tuple[str, ...]) -> None:
-        try:
-            check_unique(self._settings, self._slot.exported_snapshot, table, key, self._run.locks_for_a_copy)
-        except ServerError as error:
-            if error.sqlstate != _LOCK_NOT_AVAILABLE:
-                raise
-            raise GaveWay(self._tables.what, taken_tables(self._admin, [table.id])) from error
 
     # The rows of small tables
 
     def _read_together(self) -> None:
         """Fill in the rows of all small tables by one job. A table that it could not read is read by itself, or fails."""
-        spark = self._run.spark
+        spark = self._spark
         if spark is None:
             return  # read by the driver, a batch at a time, when the destination asks
         copies = {table: table.copy for table in self._tables.working if table.copy is not None}
@@ -169,7 +96,7 @@ class SyncCopy:
                 # No blocks now, under the lock, so none at the snapshot.
                 copy.held = NO_ROWS
         small = [copy.as_small() for copy in copies.values() if copy.held is None]
-        tag = f"headwater-copy-{self._run.config.id}-{self._slot.name}"
+        tag = f"headwater-copy-{self._slot.name}"
         outcomes: dict[TableId, Outcome] = {}
         at_once = self._cores.beside_changes
 
@@ -188,7 +115,7 @@ class SyncCopy:
             pending.raise_if_failed()
         except HeadwaterError as error:
             cancel_tagged(spark, tag)
-            self._run.raise_if_stopped()
+            self._guard.raise_if_stopped()
             if meaning(error) is not Meaning.TABLE:
                 raise
             log.warning("%s: each is read by itself, since reading them together failed: %s", self._tables.what, error)
@@ -204,12 +131,12 @@ class SyncCopy:
     def _write(self) -> None:
         waiting, writing = deque(self._tables.working), list[SyncTable]()
         while waiting or writing:
-            while waiting and len(writing) < self._run.config.max_copy_connections_per_table:
+            while waiting and len(writing) < self._cores.connections:
                 writing.append(self._begin(waiting.popleft()))
             ended = self._await_any(writing)
             writing = [table for table in writing if table not in ended]
             if not self._finish(ended):
-                # The destination or the source is away. What is not begun has nothing to lose by another attempt.
+                # The destination or the source is unreachable. What is not begun has nothing to lose by another attempt.
                 while waiting:
                     self._tables.send_back(waiting.popleft(), alone=False)
 
@@ -221,22 +148,19 @@ class SyncCopy:
         return ended()
 
     def _begin(self, table: SyncTable) -> SyncTable:
-        copy, schema, run = table.copy, table.schema, self._run
+        copy, schema = table.copy, table.schema
         assert copy is not None
         assert schema is not None
-        run.require_lock()
-        rows, write = copy.rows(self._slot.start), run.destination.write_table_rows
-        table.pending = call(
-            f"headwater-copy-{table.published.name}",
-            WriteTableRowsResult(),
-            lambda result: copy.in_job_group(lambda: write(schema, rows, result)),
-            run.deadline_seconds,
-        )
+        self._guard.require_lock()
+        state = self._table_states.get(table.id)
+        rows = copy.rows(self._slot.start, take_over=state is not None and state.take_over)
+        thread = f"headwater-copy-{table.published.name}"
+        table.pending = self._calls.write_table_rows(thread, schema, rows, copy.in_job_group)
         table.pending.on_done(self._wake_up.notify)
         return table
 
     def _finish(self, ended: list[SyncTable]) -> bool:
-        """Take over what the destination made of these copies. False if it is away."""
+        """Take over what the destination made of these copies. False if it is unreachable."""
         durable, there = list[SyncTable](), True
         for table in ended:
             assert table.pending is not None
@@ -258,17 +182,17 @@ class SyncCopy:
         return there
 
     def _await(self, condition: Callable[[], bool]) -> None:
-        """Wait with an eye on a stop, on the lock, and on those who wait for it."""
+        """Wait; meanwhile look at the stop, at the lock, and at sessions that wait for it."""
         while not condition():
             self._wake_up.wait(_LOOK_SECONDS)
-            self._run.raise_if_stopped()
+            self._guard.raise_if_stopped()
             for table in self._tables.working:
                 if table.copy is not None and table.is_busy:
                     table.copy.report()
             if time.monotonic() - self._checked > _CHECK_SECONDS:
                 self._lock.check()
                 if waits_for_each_other(self._lock.connection, self._slot.name, self._lock.backend_pid):
-                    raise GaveWay(self._tables.what, taken_tables(self._lock.connection, self._lock.table_ids))
+                    raise CopyInterrupted(self._tables.what, taken_tables(self._lock.connection, self._lock.table_ids))
                 self._checked = time.monotonic()
 
 

@@ -33,7 +33,8 @@ class CopyCores:
 
     def __init__(self, slots: int | None, connections: int, copies: int) -> None:
         self._slots = slots
-        self._connections = connections
+        self.connections = connections
+        """How many a copy may have."""
         self._copies = copies
         self._left = max(1, slots - 1) if slots is not None else 0
         self._lock = threading.Lock()
@@ -41,18 +42,18 @@ class CopyCores:
     @property
     def beside_changes(self) -> int:
         """How many tasks leave a core for changes."""
-        return self._connections if self._slots is None else min(self._connections, max(1, self._slots - 1))
+        return self.connections if self._slots is None else min(self.connections, max(1, self._slots - 1))
 
     @contextmanager
     def share(self, *, alone: bool) -> Iterator[CopyShare]:
         """Held while a copy runs. `alone` says that there is no other table whose changes could wait for it."""
         if alone or self._slots is None:
-            yield CopyShare(self._connections)
+            yield CopyShare(self.connections)
             return
         taken = self._take()
         try:
             # With none left, other copies have their cores for long: what remains is shared with changes, task by task.
-            yield CopyShare(taken) if taken else CopyShare(self._connections, MIN_RANGE_BYTES)
+            yield CopyShare(taken) if taken else CopyShare(self.connections, MIN_RANGE_BYTES)
         finally:
             with self._lock:
                 self._left += taken
@@ -62,6 +63,6 @@ class CopyCores:
         """One core at least, if there is one, and more than that only if those who may come find one too."""
         with self._lock:
             self._copies -= 1
-            taken = min(self._connections, max(self._left - self._copies, min(1, self._left)))
+            taken = min(self.connections, max(self._left - self._copies, min(1, self._left)))
             self._left -= taken
             return taken

@@ -10,9 +10,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from headwater.config.pipeline import PipelineConfig
+from headwater.contracts.stores import PipelineStore
+from headwater.engine.copied_schemas import CopiedSchemas
 from headwater.engine.retry_times import RetryTimes
-from headwater.engine.run import Run
-from headwater.engine.table_sync.copy_cores import CopyCores
+from headwater.engine.run_guard import RunGuard
+from headwater.engine.source import Source
+from headwater.engine.table_states import TableStates
 from headwater.engine.table_sync.groups import form_groups
 from headwater.engine.table_sync.tables import SyncTable
 from headwater.engine.table_sync.worker import TableSyncWorker
@@ -23,22 +27,42 @@ from headwater.schema.table import TableId, TableName
 from headwater.source.publication import PublishedTable
 from headwater.source.session import Connection, connect
 from headwater.source.slots import drop_slot, sync_slot_name
-from headwater.spark.copy_source import task_slots
 from headwater.states import INIT, Actor, Phase, TableState
 
 log = logging.getLogger(__name__)
 
 _DROP_AGAIN_SECONDS = 2.0
 _WITHOUT_WORKER = frozenset({Phase.DATA_SYNC, Phase.FINISHED_COPY, Phase.SYNC_WAIT, Phase.CATCHUP})
-"""A worker's phases: a table found in one of them without a worker lost it while the store was away."""
+"""A worker's phases: a table found in one of them without a worker lost it while the store was unreachable."""
 _WRITING = frozenset(Phase) - {Phase.INIT, Phase.ERRORED}
+
+
+MakeWorker = Callable[[Sequence[PublishedTable], str], TableSyncWorker]
+"""Makes a worker for these tables, with a slot of this name."""
 
 
 class TableSyncPool:
     """Used by one thread, together with the look at the catalog; after that thread has ended, by the supervising one."""
 
-    def __init__(self, run: Run, tables: Sequence[PublishedTable], on_fatal: Callable[[HeadwaterError], None]) -> None:
-        self._run = run
+    def __init__(
+        self,
+        config: PipelineConfig,
+        source: Source,
+        store: PipelineStore,
+        table_states: TableStates,
+        guard: RunGuard,
+        tables: Sequence[PublishedTable],
+        make_worker: MakeWorker,
+        on_fatal: Callable[[HeadwaterError], None],
+    ) -> None:
+        """`on_fatal` is given an error that ends the whole run, by the worker's thread."""
+        self._config = config
+        self._source = source
+        self._store = store
+        self._table_states = table_states
+        self._schemas = CopiedSchemas(store, table_states)
+        self._guard = guard
+        self._make_worker = make_worker
         self._tables = {table.id: table for table in tables}
         self._on_fatal = on_fatal
         self._workers: dict[TableSyncWorker, threading.Thread] = {}
@@ -49,13 +73,10 @@ class TableSyncPool:
         self._leaving: set[TableId] = set()
         self._copy_again: set[TableId] = set()
         self._drop_again_at = 0.0
-        self._attempts = self._run.lock.attempts
-        self._cores = CopyCores(
-            task_slots(run.spark), run.config.max_copy_connections_per_table, run.config.max_table_sync_workers
-        )
-        self._retry_times = RetryTimes(run.config)
+        self._attempts = guard.lock.attempts
+        self._retry_times = RetryTimes(config)
         self.wake_up = WakeUp()
-        run.table_states.listen(self.wake_up.notify)
+        table_states.listen(self.wake_up.notify)
 
     def tables(self) -> Mapping[TableId, PublishedTable]:
         return self._tables
@@ -63,22 +84,22 @@ class TableSyncPool:
     def refresh(self, table: PublishedTable) -> None:
         """The publication says something else of a table that stays: another name, another row filter."""
         self._tables[table.id] = table
-        self._run.table_states.rename(table.id, table.name)
+        self._table_states.rename(table.id, table.name)
 
     def take_in(self, table: PublishedTable) -> bool:
         """A table joined: Init, then copied and followed. False while what it left behind earlier is still being cleared."""
         if table.id in self._leaving:
             return False
-        self._run.table_states.load(table.id, table.name, None)
+        self._table_states.load(table.id, table.name, None)
         self._tables[table.id] = table
         return True
 
     def let_go(self, table_id: TableId) -> None:
-        """A table left: no batch is cut with changes of it from here on. What we hold of it goes when nobody uses it."""
+        """A table left: no batch is cut with changes of it from here on. What is kept of it goes once no worker uses it."""
         del self._tables[table_id]
         self._copy_again.discard(table_id)
         self._not_before.pop(table_id, None)
-        self._run.table_states.forget(table_id)
+        self._table_states.forget(table_id)
         self._leaving.add(table_id)
         self._stop_worker(table_id)
 
@@ -100,19 +121,19 @@ class TableSyncPool:
         self._collect()
         self._settle()
         self._drop_left_slots()
-        free = self._run.config.max_table_sync_workers - len(self._workers) - len(self._left_slots)
+        free = self._config.max_table_sync_workers - len(self._workers) - len(self._left_slots)
         if free <= 0:
             return
         due = self._due()
-        alone = self._alone | {table.id for table in due if self._run.table_states.has_failed(table.id)}
-        for tables in form_groups(due, alone, self._run.locks_for_a_copy)[:free]:
-            worker = TableSyncWorker(self._run, tables, self._slot_name(tables), self._cores, self._on_fatal)
+        alone = self._alone | {table.id for table in due if self._table_states.has_failed(table.id)}
+        for tables in form_groups(due, alone, self._source.locks_for_a_copy)[:free]:
+            worker = self._make_worker(tables, self._slot_name(tables))
             thread = threading.Thread(
                 target=self._run_worker, args=(worker,), name=f"headwater-sync-{tables[0].name}", daemon=True
             )
             with naming_limits(f"starting the copy of {tables[0].name}"):
                 thread.start()
-            # Only now: a worker that never ran would hold its tables until somebody joined its thread.
+            # Only now: a worker that never ran would hold its tables for ever.
             self._workers[worker] = thread
 
     def join(self, timeout_seconds: float) -> None:
@@ -127,7 +148,7 @@ class TableSyncPool:
 
     def _slot_name(self, tables: Sequence[PublishedTable]) -> str:
         table_id = tables[0].id if len(tables) == 1 else None
-        return sync_slot_name(self._run.config.id, table_id, self._run.lock.token, next(self._attempts))
+        return sync_slot_name(self._config.id, table_id, self._guard.lock.token, next(self._attempts))
 
     def _stop_worker(self, table_id: TableId) -> None:
         for worker in self._workers:
@@ -141,20 +162,24 @@ class TableSyncPool:
         held = self._held() if self._copy_again or self._leaving else set()
         for table_id in list(self._copy_again):
             if table_id not in held:
-                self._run.table_states.reset(table_id)
+                self._table_states.reset(table_id)
                 self._not_before.pop(table_id, None)
                 self._alone.discard(table_id)
                 self._copy_again.discard(table_id)
         for table_id in list(self._leaving):
             # The destination records the table's watermark with a batch: purged before, it would come back.
-            if table_id not in held and not self._run.table_states.is_being_written(table_id):
-                self._run.store.delete_table_state(table_id)
+            if table_id not in held and not self._table_states.is_being_written(table_id):
+                self._store.delete_table_state(table_id)
                 self._leaving.remove(table_id)
 
     def _run_worker(self, worker: TableSyncWorker) -> None:
         try:
-            worker.run()
+            error = worker.run()
+            # First: leaving waits for the destination, until the whole run stops.
+            if error is not None:
+                self._on_fatal(error)
         finally:
+            worker.leave(self._guard)
             self.wake_up.notify()
 
     def _collect(self) -> None:
@@ -181,12 +206,12 @@ class TableSyncPool:
             self._alone.discard(table.id)
 
     def _drop_left_slots(self) -> None:
-        """A slot that nobody reads holds WAL for ever: it is dropped as soon as the server lets us."""
+        """A slot that is not read holds WAL for ever: it is dropped as soon as the server lets us."""
         if not self._left_slots or time.monotonic() < self._drop_again_at:
             return
         self._drop_again_at = time.monotonic() + _DROP_AGAIN_SECONDS
         try:
-            with connect(self._run.settings) as connection:
+            with connect(self._source.settings) as connection:
                 for name in list(self._left_slots):
                     self._drop_left_slot(connection, name)
         except HeadwaterError as error:
@@ -194,45 +219,43 @@ class TableSyncPool:
 
     def _drop_left_slot(self, connection: Connection, name: str) -> None:
         try:
-            self._run.require_lock()
+            self._guard.require_lock()
             drop_slot(connection, name, wait_seconds=1.0)
             self._left_slots.remove(name)
         except SlotError as error:
-            # Somebody has it: that is no reason to leave the others.
+            # Another session reads it: that is no reason to leave the others.
             log.warning("a slot left by table sync could not be dropped yet: %s", error.message)
 
     def _writers(self, held: set[TableId]) -> dict[TableName, set[TableId]]:
         """The tables whose changes or copies go, or went until now, to a destination table of this name."""
         writers: dict[TableName, set[TableId]] = {}
-        states = self._run.table_states.all()
+        states = self._table_states.all()
         for table_id in {*states, *self._leaving}:
             state = states.get(table_id)
-            is_writing = table_id in held or self._run.table_states.is_being_written(table_id)
-            schema = self._run.stored_schema(table_id)
+            is_writing = table_id in held or self._table_states.is_being_written(table_id)
+            schema = self._schemas.of(table_id)
             if schema is not None and (is_writing or (state is not None and state.phase in _WRITING)):
                 writers.setdefault(schema.name, set()).add(table_id)
         return writers
 
     def _due(self) -> list[PublishedTable]:
         due, held = [], self._held()
-        # Looked at only where a copy may begin: a table that waits for a person costs nothing here.
-        begins = any(
-            id not in held and self._may_begin(id, state) for id, state in self._run.table_states.all().items()
-        )
+        # Looked at only where a copy may begin: a table that waits for the operator costs nothing here.
+        begins = any(id not in held and self._may_begin(id, state) for id, state in self._table_states.all().items())
         writers = self._writers(held) if begins else {}
-        for table_id, state in self._run.table_states.all().items():
+        for table_id, state in self._table_states.all().items():
             if table_id in held or table_id not in self._tables or table_id in self._copy_again:
                 continue
             # Tables that swap their names: what goes there under the old name comes to an end first.
             if writers.get(self._tables[table_id].name, set()) - {table_id}:
                 continue
-            if self._run.table_states.is_being_written(table_id):
+            if self._table_states.is_being_written(table_id):
                 continue
             if time.monotonic() < self._not_before.get(table_id, 0.0):
                 continue
             if state.phase in _WITHOUT_WORKER or self._is_tried_again(table_id, state):
                 try:
-                    self._run.table_states.move(table_id, INIT, Actor.PIPELINE, only_from=state)
+                    self._table_states.move(table_id, INIT, Actor.PIPELINE, only_from=state)
                 except StoreUnavailable as error:
                     log.info("table %s is tried again once the store is back: %s", table_id, error.message)
                     self._not_before[table_id] = time.monotonic() + _DROP_AGAIN_SECONDS

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from headwater.engine.run import Run
 from headwater.errors import ConfigError
 from headwater.events import TableRows
 from headwater.lsn import EndLsn
+from headwater.observability.progress import Progress
 from headwater.schema.table import ReplicatedTableSchema
 from headwater.source.copy_origin import CopyOrigin
 from headwater.source.copy_plan import CopyPlan, SmallTable
@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 class TableCopy:
     def __init__(
         self,
-        run: Run,
+        pipeline_id: int,
+        spark: SparkSession | None,
+        progress: Progress,
         table: PublishedTable,
         schema: ReplicatedTableSchema,
         plan: CopyPlan,
@@ -44,22 +46,21 @@ class TableCopy:
         self.plan = plan
         self.held: HeldRows | None = None
         """The rows, where they were read together with others'."""
-        self._run = run
+        self._spark = spark
+        self._progress = progress
         self._table = table
         self._settings = settings
         self._exported_snapshot = exported_snapshot
         self._connections = connections
-        self._tag = f"headwater-copy-{run.config.id}-{table.id}"
+        self._tag = f"headwater-copy-{pipeline_id}-{table.id}"
         self._started = time.monotonic()
         self._lock = threading.Lock()
         self._rows: Accumulator[int] | None = None
         self._estimate = max(table.estimated_rows or 0, 0)
-        run.progress.copy_started(table.id, self._estimate, plan.estimated_bytes)
+        progress.copy_started(table.id, self._estimate, plan.estimated_bytes)
 
-    def rows(self, start: EndLsn) -> TableRows:
+    def rows(self, start: EndLsn, *, take_over: bool) -> TableRows:
         """For the destination, as a copy with a name of its own."""
-        state = self._run.table_states.get(self._table.id)
-        take_over = state is not None and state.take_over
         return TableRows(uuid.uuid4().hex, start, self._dataframe, self._batches, take_over=take_over)
 
     def as_small(self) -> SmallTable:
@@ -72,7 +73,7 @@ class TableCopy:
         return copy_batches(self._settings, self._exported_snapshot, self.plan, self.schema)
 
     def _dataframe(self) -> DataFrame:
-        spark = self._run.spark
+        spark = self._spark
         if spark is None:
             raise ConfigError(
                 "this destination reads the copy through Spark, but the pipeline has no session",
@@ -87,21 +88,21 @@ class TableCopy:
         )
 
     def in_job_group(self, work: Callable[[], None]) -> None:
-        tagged(self._run.spark, self._tag, work)
+        tagged(self._spark, self._tag, work)
 
     def cancel(self) -> None:
-        cancel_tagged(self._run.spark, self._tag)
+        cancel_tagged(self._spark, self._tag)
 
     def report(self) -> None:
         if self._rows is not None and self._estimate:
-            self._run.progress.copy_advanced(self._table.id, self._rows.value / self._estimate)
+            self._progress.copy_advanced(self._table.id, self._rows.value / self._estimate)
 
     def finished(self) -> None:
         if self.held is not None:
             rows, self.held = self.held.count, None
         else:
             rows = self._rows.value if self._rows is not None else self._estimate
-        self._run.progress.copy_finished(self._table.id, rows, time.monotonic() - self._started)
+        self._progress.copy_finished(self._table.id, rows, time.monotonic() - self._started)
 
 
 def tagged(spark: SparkSession | None, tag: str, work: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""The tables in the hands of one table sync worker: each with a stop, a state and an error of its own.
+"""The tables of one table sync worker: each with a stop, a state and an error of its own.
 
 A table is held until the destination has left it; only then may another worker take it, or its state be removed. What goes
 wrong with one is recorded for that one, and the others go on (invariant 15).
@@ -11,10 +11,12 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 
+from headwater.config.pipeline import PipelineConfig
 from headwater.contracts.results import PendingResult
-from headwater.engine.retry import retrying, waits
-from headwater.engine.run import Run
+from headwater.engine.retry import waits
+from headwater.engine.run_guard import RunGuard
 from headwater.engine.stop import Stop
+from headwater.engine.table_states import TableStates
 from headwater.engine.table_sync.table_copy import TableCopy
 from headwater.errors import HeadwaterError, Meaning, ShutdownRequested, StartAgain, meaning
 from headwater.schema.table import ReplicatedTableSchema, TableId
@@ -58,11 +60,19 @@ class SyncTable:
 class SyncTables:
     """Those on their way to the hand-off (`working`), and those that ended and are not free yet."""
 
-    def __init__(self, run: Run, tables: Sequence[PublishedTable]) -> None:
-        self._run = run
+    def __init__(
+        self,
+        config: PipelineConfig,
+        tables: Sequence[PublishedTable],
+        table_states: TableStates,
+        guard: RunGuard,
+    ) -> None:
+        self._config = config
+        self._table_states = table_states
+        self._guard = guard
         # A stop of its own for each: a table that leaves, or is to be copied anew, is no reason for the others to stop.
         self._lock = threading.Lock()
-        self._working = [SyncTable(table, run.stop.part()) for table in tables]
+        self._working = [SyncTable(table, guard.stop.part()) for table in tables]
         self._ending: list[SyncTable] = []
         self._free: list[SyncTable] = []
         self.is_group = len(tables) > 1
@@ -77,7 +87,7 @@ class SyncTables:
                 if table.id == table_id:
                     table.stop.set()
             if self._working and all(table.stop.is_set() for table in self._working):
-                self._run.stop.set()
+                self._guard.stop.set()
 
     def held(self) -> frozenset[TableId]:
         with self._lock:
@@ -85,7 +95,7 @@ class SyncTables:
 
     @property
     def in_destination(self) -> bool:
-        """Whether the destination is still at work on a table, be it one that nobody waits for any more."""
+        """Whether the destination is still at work on a table, also one that the worker no longer waits for."""
         with self._lock:
             return any(table.is_busy for table in (*self._working, *self._ending, *self._free))
 
@@ -114,13 +124,13 @@ class SyncTables:
 
     def end_stopped(self) -> None:
         for table in self.working:
-            if table.stop.is_set() or self._run.table_states.get(table.id) is None:
+            if table.stop.is_set() or self._table_states.get(table.id) is None:
                 self.end(table)
 
     def each(self, work: Callable[[SyncTable], object]) -> None:
         """Do it for every table that still works; one that fails is out."""
         for table in self.working:
-            self._run.raise_if_stopped()
+            self._guard.raise_if_stopped()
             if table.stop.is_set():
                 self.end(table)
                 continue
@@ -134,26 +144,25 @@ class SyncTables:
         states = {table.id: state for table in tables}
 
         def move() -> None:
-            self._run.require_lock()
-            self._run.table_states.move_all(states, Actor.TABLE_SYNC)
+            self._guard.require_lock()
+            self._table_states.move_all(states, Actor.TABLE_SYNC)
 
-        doing = f"recording {state} of {self.what}"
-        retrying(doing, move, progress=self._run.progress, pause=self._run.pause, again=waits)
+        self._guard.retrying(f"recording {state} of {self.what}", move, again=waits)
 
     def fail(self, table: SyncTable, error: HeadwaterError) -> None:
         """Back to Init for what may pass by itself, else Errored with the policy that the error asks for."""
         if meaning(error) in (Meaning.FATAL, Meaning.STOPPING):
             raise error  # the whole run's
-        self._run.raise_if_stopped()
+        self._guard.raise_if_stopped()
         if not table.stop.is_set():
             self._say(str(table.published.name), error)
             self._record_for_certain(table, error)
         self.end(table)
 
     def fail_all(self, error: HeadwaterError, suspects: Collection[TableId] = ()) -> None:
-        """What they share failed. Of a group nobody knows whose trouble it is: each finds out by itself, alone.
+        """What the tables share failed. Of a group it is not known which table was the cause: each is tried again alone.
 
-        Unless it is the world's, which is nobody's, or the suspects are known.
+        Unless infrastructure was unreachable, which is no table's error, or the suspects are known.
         """
         if not self.is_group:
             for table in self.working:
@@ -172,7 +181,7 @@ class SyncTables:
         self.end(table)
 
     def await_destination(self, stop: Stop) -> None:
-        """At a stop of the whole run nobody comes after us, and nobody waits."""
+        """Until the destination has left them. Not at a stop of the whole run: no other worker comes after this one."""
         with self._lock:
             pending = [table.pending for table in self._ending]
         for one in pending:
@@ -185,36 +194,34 @@ class SyncTables:
 
     def _say(self, what: str, error: HeadwaterError) -> None:
         log.warning("%s: %s", what, error)
-        self._run.progress.error(f"{what}: {error}")
+        self._guard.progress.error(f"{what}: {error}")
 
     def _free_the_idle(self) -> None:
         self._free += [table for table in self._ending if not table.is_busy]
         self._ending = [table for table in self._ending if table.is_busy]
 
     def _record_for_certain(self, table: SyncTable, error: HeadwaterError) -> None:
-        """Until it is recorded or the table stops: left in Catchup without a worker, it would hold all others up for ever."""
-        run, doing = self._run, f"recording the error of table {table.published.name}"
+        """Until it is recorded or the table stops: left in Catchup without a worker, it would hold up all others for ever."""
         with suppress(ShutdownRequested):
-            retrying(
-                doing,
+            self._guard.retrying(
+                f"recording the error of table {table.published.name}",
                 lambda: self._record(table, error),
-                progress=run.progress,
                 pause=lambda seconds: _pause(table.stop, seconds),
                 again=lambda trouble: meaning(trouble) not in (Meaning.FATAL, Meaning.STOPPING),
             )
 
     def _record(self, table: SyncTable, error: HeadwaterError) -> None:
-        table_states = self._run.table_states
+        table_states = self._table_states
         state = table_states.get(table.id)
         if state is None:
             return
-        self._run.lock.require(table.stop)
+        self._guard.lock.require(table.stop)
         if meaning(error) in (Meaning.WAIT, Meaning.START_AGAIN):
             table.wait_seconds = _WAIT_SECONDS
             if state.phase is not Phase.INIT:
                 table_states.move(table.id, INIT, Actor.TABLE_SYNC)
             return
-        table_states.fail(table.id, error.for_table(table.id), self._run.config, Actor.TABLE_SYNC)
+        table_states.fail(table.id, error.for_table(table.id), self._config, Actor.TABLE_SYNC)
 
 
 def _pause(stop: Stop, seconds: float) -> None:

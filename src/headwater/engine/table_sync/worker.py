@@ -8,27 +8,40 @@ connection; each has a state, a copy and an error of its own.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from headwater.contracts.results import DropTableForCopyResult
-from headwater.engine.destination_calls import call
-from headwater.engine.run import Run
-from headwater.engine.table_sync.catch_up import SyncFollow
+from headwater.config.pipeline import PipelineConfig
+from headwater.contracts.stores import PipelineStore
+from headwater.engine.copied_schemas import CopiedSchemas
+from headwater.engine.destination_calls import DestinationCalls
+from headwater.engine.follow.follower import Follower
+from headwater.engine.follow.ownership import TableSyncOwnership
+from headwater.engine.hand_off import Positions
+from headwater.engine.run_guard import RunGuard
+from headwater.engine.source import Source
+from headwater.engine.table_states import TableStates
+from headwater.engine.table_sync.catch_up import CatchUp
 from headwater.engine.table_sync.copy import SyncCopy
 from headwater.engine.table_sync.copy_cores import CopyCores
-from headwater.engine.table_sync.slot import GaveWay, SyncSlot, make_sync_slot
+from headwater.engine.table_sync.copy_planner import CopyPlanner
+from headwater.engine.table_sync.slot import CopyInterrupted, SyncSlot, make_sync_slot
 from headwater.engine.table_sync.tables import SyncTable, SyncTables
+from headwater.engine.table_sync.write import SyncWrite
 from headwater.engine.wake_up import WakeUp
 from headwater.errors import HeadwaterError, Meaning, Retry, meaning, said_by, where_raised
 from headwater.limits import limit_reached
 from headwater.schema.table import TableId
 from headwater.source.catalog_look import CatalogLooks
-from headwater.source.publication import PublishedTable
 from headwater.source.session import Connection, connect
 from headwater.source.slots import drop_slot
 from headwater.source.table_lock import TablesTaken, table_lock, taken_tables
 from headwater.states import DATA_SYNC, Actor
+from headwater.wire.pgoutput import PgOutputDecoder
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
 
@@ -40,23 +53,34 @@ class TableSyncWorker:
 
     def __init__(
         self,
-        run: Run,
-        tables: Sequence[PublishedTable],
-        slot_name: str,
+        config: PipelineConfig,
+        source: Source,
+        store: PipelineStore,
+        calls: DestinationCalls,
+        spark: SparkSession | None,
+        new_decoder: Callable[[], PgOutputDecoder],
+        table_states: TableStates,
+        tables: SyncTables,
         cores: CopyCores,
-        on_fatal: Callable[[HeadwaterError], None],
+        guard: RunGuard,
+        slot_name: str,
     ) -> None:
-        stop = run.stop.part()
-        self._run_ = replace(run, stop=stop, settings=replace(run.settings, interrupt=stop))
-        self._whole_run = run
-        self._tables = SyncTables(self._run_, tables)
+        """`guard` is the worker's own part of the run's, and `tables` listen to it."""
+        self._config = config
+        self._source = source.interrupted_by(guard.stop)
+        self._settings = self._source.named(slot_name)
+        self._store = store
+        self._calls = calls
+        self._spark = spark
+        self._new_decoder = new_decoder
+        self._table_states = table_states
+        self._tables = tables
         self._cores = cores
-        self._on_fatal = on_fatal
+        self._guard = guard
         self._wake_up = WakeUp()
         self.slot_name = slot_name
-        self._settings = replace(self._run_.settings, application_name=slot_name)
         self.left_slot = False
-        """Set when the slot could not be dropped: somebody has to, or it holds WAL for ever."""
+        """Set when the slot could not be dropped: the pool drops it later, or it would hold WAL for ever."""
 
     def stop(self, table_id: TableId) -> None:
         """Ask for an end of one table, from any thread. Nothing is recorded; the others go on."""
@@ -64,7 +88,7 @@ class TableSyncWorker:
         self._wake_up.notify()
 
     def held(self) -> frozenset[TableId]:
-        """The tables that nobody else may touch now. From any thread."""
+        """The tables that no other worker may touch now. From any thread."""
         return self._tables.held()
 
     @property
@@ -76,65 +100,54 @@ class TableSyncWorker:
         """The tables that were let go since the last call. For the pool's thread."""
         return self._tables.take_free()
 
-    def run(self) -> None:
-        ring = self._wake_up.notify
-        self._run_.table_states.listen(ring)
+    def run(self) -> HeadwaterError | None:
+        """Returns the error that ends the whole run, if there is one."""
+        wake = self._wake_up.notify
+        self._table_states.listen(wake)
         try:
-            self._attempt()
+            return self._attempt()
         finally:
-            self._run_.table_states.unlisten(ring)
-            # Another attempt, or the end of a table, comes only after this one has left the destination.
-            for table in self._tables.working:
-                self._tables.end(table)
-            self._tables.await_destination(self._whole_run.stop)
+            self._table_states.unlisten(wake)
 
-    def _attempt(self) -> None:
+    def _attempt(self) -> HeadwaterError | None:
         try:
             try:
                 self._sync()
-            except GaveWay as error:
+            except CopyInterrupted as error:
                 self._failed(error, error.suspects)
             except HeadwaterError as error:
                 self._failed(error)
             except Exception as error:
-                if (limit := limit_reached(error, f"copying {self._tables.what}")) is not None:
-                    self._failed(limit)
-                    return
-                told = said_by(error), where_raised(error)
-                log.error("%s: the table sync worker failed: %s\n%s", self._tables.what, *told)
-                self._failed(_defect(self._tables.what, error))
+                self._failed(_explained(self._tables.what, error))
         except HeadwaterError as error:
             # Never recorded: the copies start again with the next run, or the whole run ends.
             self.left_slot = True
-            if meaning(error) is not Meaning.STOPPING:
-                self._on_fatal(error)
+            return error if meaning(error) is not Meaning.STOPPING else None
+        return None
 
     def _sync(self) -> None:
-        run = self._run_
         with connect(self._settings) as admin:
-            run.require_lock()
+            self._guard.require_lock()
             self._tables.each(self._end_old_copy)
-            run.table_states.move_all({table.id: DATA_SYNC for table in self._tables.working}, Actor.TABLE_SYNC)
+            self._table_states.move_all({table.id: DATA_SYNC for table in self._tables.working}, Actor.TABLE_SYNC)
             slot = self._copy(admin)
         if slot is not None:
             try:
-                self._follow(slot)
+                self._catch_up(slot)
             finally:
-                slot.connection.close()
+                slot.close()
         with connect(self._settings) as admin:
             self._give_up_slot(admin)
 
+    # Copying
+
     def _end_old_copy(self, table: SyncTable) -> None:
-        run = self._run_
-        old = run.stored_schema(table.id)
+        old = CopiedSchemas(self._store, self._table_states).of(table.id)
         if old is not None:
-            run.require_lock()
-            drop = run.destination.drop_table_for_copy
-            table.pending = call(
-                "headwater-drop", DropTableForCopyResult(), lambda result: drop(old, result), run.deadline_seconds
-            )
+            self._guard.require_lock()
+            table.pending = self._calls.drop_table_for_copy(old)
             table.pending.wait(table.stop)
-        run.store.prepare_table_state_for_copy(table.id)
+        self._store.prepare_table_state_for_copy(table.id)
 
     def _copy(self, admin: Connection) -> SyncSlot | None:
         """The slot to go on with, or None if no table needs it any more."""
@@ -152,30 +165,53 @@ class TableSyncWorker:
     def _copy_under_lock(self, admin: Connection) -> SyncSlot:
         tables, ids = self._tables, [table.id for table in self._tables.working]
         # Several tables are locked at once or not at all: see lock_tables.
-        most = self._run_.locks_for_a_copy
+        most = self._source.locks_for_a_copy
         with table_lock(self._settings, ids, wait=not tables.is_group, most_relations=most) as lock:
-            # Who waited long for the lock may find that nobody is left to drop a slot made now.
-            self._run_.raise_if_stopped()
+            # After a long wait for the lock, the pool may be gone: a slot made now would not be dropped.
+            self._guard.raise_if_stopped()
             self._take_fingerprints(admin)
-            slot = make_sync_slot(self._run_, self._settings, self.slot_name, tables.what, admin, lock)
+            slot = make_sync_slot(self._source, self._guard, self._wake_up, self.slot_name, tables.what, admin, lock)
             try:
-                SyncCopy(self._run_, tables, lock, slot, admin, self._cores, self._wake_up).copy()
+                planner = CopyPlanner(
+                    self._config,
+                    self._source,
+                    self._store,
+                    self._table_states,
+                    self._guard.progress,
+                    self._spark,
+                    lock,
+                    slot,
+                    admin,
+                    tables.what,
+                )
+                SyncCopy(
+                    tables,
+                    planner,
+                    self._calls,
+                    self._spark,
+                    self._table_states,
+                    lock,
+                    slot,
+                    self._cores,
+                    self._guard,
+                    self._wake_up,
+                ).copy()
             except BaseException:
-                slot.connection.close()
+                slot.close()
                 raise
             return slot
 
     def _take_fingerprints(self, admin: Connection) -> None:
-        """Under the lock and before the slot: whatever changes from here on is found by a look, or told by the stream."""
+        """Under the lock and before the slot: whatever changes from here on is found by a look, or shown by the stream."""
         tables = {table.id: table for table in self._tables.working}
-        look = CatalogLooks(self._run_.config.publication_name, list(tables)).look(admin)
+        look = CatalogLooks(self._source.publication, list(tables)).look(admin)
         found = {id: replace(look.tables[id], copied_at=look.since.value) for id in tables if id in look.tables}
         for id, fingerprint in found.items():
             tables[id].fingerprint = fingerprint
-        self._run_.table_states.fingerprinted(found)
+        self._table_states.fingerprinted(found)
 
     def _leave_taken(self, admin: Connection) -> None:
-        """Of a group: those that another session has for itself wait for it alone, and not the others with them."""
+        """Of a group: tables that another session has locked wait for it alone, and not the others with them."""
         if not self._tables.is_group:
             return
         taken = taken_tables(admin, [table.id for table in self._tables.working])
@@ -183,19 +219,39 @@ class TableSyncWorker:
             if table.id in taken:
                 self._tables.send_back(table, alone=True)
 
-    def _follow(self, slot: SyncSlot) -> None:
+    # Following
+
+    def _catch_up(self, slot: SyncSlot) -> None:
         if not self._tables.working:
             return
-        following = SyncFollow(self._run_, self._tables, slot, self._settings, self._wake_up)
+        for table in self._tables.working:
+            fingerprint = table.fingerprint
+            if fingerprint is not None and fingerprint.needs_fresh_stream(self._source.server.version_number):
+                self._table_states.needs_stream_from(table.id, slot.start)
+        schemas = [table.schema for table in self._tables.working if table.schema is not None]
+        ownership = TableSyncOwnership(schemas, slot.start)
+        catching_up = CatchUp(
+            self._config.batch,
+            self._tables,
+            slot,
+            Follower(slot, ownership, self._new_decoder, Positions.at(slot.start)),
+            ownership,
+            SyncWrite(self._store, self._calls, self._tables, self._guard, slot.name),
+            self._table_states,
+            self._guard,
+            self._wake_up,
+        )
         try:
-            following.follow()
+            catching_up.run()
         finally:
-            following.close()
+            catching_up.close()
+
+    # The end
 
     def _failed(self, error: HeadwaterError, suspects: frozenset[TableId] = frozenset()) -> None:
         if meaning(error) in (Meaning.FATAL, Meaning.STOPPING):
             raise error
-        self._run_.raise_if_stopped()
+        self._guard.raise_if_stopped()
         self._tables.fail_all(error, suspects)
         try:
             with connect(self._settings) as admin:
@@ -206,15 +262,26 @@ class TableSyncWorker:
                 raise
 
     def _give_up_slot(self, admin: Connection) -> None:
-        self._run_.require_lock()
+        self._guard.require_lock()
         try:
             drop_slot(admin, self.slot_name)
         except HeadwaterError as error:
             self.left_slot = True
-            log.warning("slot %s could not be dropped, trying again later: %s", self.slot_name, error.message)
+            log.warning(
+                "replication slot %s could not be dropped, trying again later: %s", self.slot_name, error.message
+            )
+
+    def leave(self, whole_run: RunGuard) -> None:
+        """At the end of the worker's thread. Another attempt at a table comes only after the destination has left it."""
+        for table in self._tables.working:
+            self._tables.end(table)
+        self._tables.await_destination(whole_run.stop)
 
 
-def _defect(what: str, error: Exception) -> HeadwaterError:
+def _explained(what: str, error: Exception) -> HeadwaterError:
+    if (limit := limit_reached(error, f"copying {what}")) is not None:
+        return limit
+    log.error("%s: the table sync worker failed: %s\n%s", what, said_by(error), where_raised(error))
     return HeadwaterError(
         f"table sync of {what} failed",
         detail=said_by(error),

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from headwater.contracts.results import WriteEventsResult
-from headwater.contracts.stores import WorkerType
-from headwater.engine.destination_calls import call
-from headwater.engine.retry import raise_if_not_the_tables_own, retrying, waits
-from headwater.engine.run import Run
+from headwater.contracts.stores import PipelineStore, WorkerType
+from headwater.engine.destination_calls import DestinationCalls
+from headwater.engine.retry import raise_if_not_the_tables_own, waits
+from headwater.engine.run_guard import RunGuard
 from headwater.engine.table_sync.tables import SyncTable, SyncTables
 from headwater.errors import HeadwaterError, Meaning, meaning
 from headwater.events import EventBatch, SourceRead
@@ -18,43 +17,46 @@ _OF_TABLES = (Meaning.TABLE, Meaning.START_AGAIN)
 class SyncWrite:
     """Used by the worker's thread."""
 
-    def __init__(self, run: Run, tables: SyncTables, slot_name: str) -> None:
-        self._run = run
+    def __init__(
+        self, store: PipelineStore, calls: DestinationCalls, tables: SyncTables, guard: RunGuard, slot_name: str
+    ) -> None:
+        self._store = store
+        self._calls = calls
         self._tables = tables
+        self._guard = guard
         self._name = f"headwater-catchup-{slot_name}"
 
     def persist(self, batch: EventBatch, *, may_read_on: bool) -> dict[TableId, SourceRead]:
         """Write it and record it. What cannot be written takes its table out; what is out already is left out.
 
         Returns the tables that wait for what follows in the stream, with what was read for them: of those nothing was written.
-        Done again while the destination or the store is away: that is no reason to throw finished copies away.
+        Done again while the destination or the store is unreachable: that is no reason to throw finished copies away.
         """
 
         def persist() -> dict[TableId, SourceRead]:
             reads = self._write(self._kept(batch), may_read_on)
-            self._run.require_lock()
+            self._guard.require_lock()
             for table in self._kept(batch).tables.keys() - reads.keys():
-                self._run.store.upsert_replication_progress(WorkerType(table), batch.end_lsn)
+                self._store.upsert_replication_progress(WorkerType(table), batch.end_lsn)
             return reads
 
         def pause(seconds: float) -> None:
-            self._run.pause(seconds)
+            self._guard.pause(seconds)
             self._tables.end_stopped()
 
-        doing = f"writing changes of {self._tables.what}"
-        return retrying(doing, persist, progress=self._run.progress, pause=pause, again=waits)
+        return self._guard.retrying(f"writing changes of {self._tables.what}", persist, pause=pause, again=waits)
 
     def _kept(self, batch: EventBatch) -> EventBatch:
         return batch.without(batch.tables.keys() - {table.id for table in self._tables.working})
 
     def _write(self, batch: EventBatch, may_read_on: bool) -> dict[TableId, SourceRead]:
-        """One call for all. If the destination cannot say whose its trouble is, one for each: it bears the same changes twice."""
+        """One call for all. If the destination cannot say which table failed, one for each: it bears the same changes twice."""
         try:
             return self._call(batch, may_read_on)
         except HeadwaterError as error:
             if meaning(error) not in _OF_TABLES:
                 raise
-            self._run.raise_if_stopped()
+            self._guard.raise_if_stopped()
             if len(batch.tables) == 1:
                 self._fail(batch, error)
                 return {}
@@ -76,16 +78,15 @@ class SyncWrite:
     def _call(self, batch: EventBatch, may_read_on: bool) -> dict[TableId, SourceRead]:
         if not batch.tables:
             return {}
-        self._run.require_lock()
-        run, write = self._run, self._run.destination.write_events
-        pending = call(self._name, WriteEventsResult(), lambda result: write(batch, result), run.deadline_seconds)
+        self._guard.require_lock()
+        pending = self._calls.write_events(self._name, batch)
         for table in self._of(batch):
             table.pending = pending
         try:
-            pending.wait(run.stop)
+            pending.wait(self._guard.stop)
         finally:
             for table_id, count in pending.missed.items():
-                run.progress.missed(table_id, count)
+                self._guard.progress.missed(table_id, count)
         raise_if_not_the_tables_own(batch, pending.table_errors)
         reads = dict(pending.reads) if may_read_on else {}
         for table in self._of(batch):
