@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 from headwater.testing.compare import wait_until
-from tests.blocked import blocked_pipe
+from tests.blocked_pipe import blocked_pipe
 from tests.conftest import Database
 from tests.driver import driver
 
