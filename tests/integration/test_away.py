@@ -20,8 +20,8 @@ from headwater.testing.postgres import PostgresServer
 from headwater.wire.chunks import Chunk
 from tests.commands import headwater
 from tests.conftest import Database
-from tests.driver import Driver, driver
 from tests.integration.mirror import MirrorDestination, running
+from tests.pipeline_process import PipelineProcess, pipeline_process
 
 SHOP = """
     create table orders(id int primary key, counter int not null);
@@ -172,7 +172,7 @@ def test_a_store_that_is_away_for_a_while_is_waited_for_and_no_table_errs(
 
 @pytest.mark.invariant(15)
 def test_a_lake_that_is_away_for_a_while_is_waited_for_and_no_table_errs(shop: Database, tmp_path: Path) -> None:
-    with driver(shop, tmp_path) as run:
+    with pipeline_process(shop, tmp_path) as run:
         run.start()
         run.wait_ready(2)
         away = run.warehouse.with_name("away")
@@ -198,7 +198,7 @@ def test_a_lake_that_is_away_for_a_while_is_waited_for_and_no_table_errs(shop: D
 def test_readers_see_the_old_rows_until_the_new_copy_of_a_resync_is_there_and_other_tables_go_on(
     shop: Database, tmp_path: Path
 ) -> None:
-    with driver(shop, tmp_path) as run:
+    with pipeline_process(shop, tmp_path) as run:
         run.start()
         run.wait_ready(2)
         run.wait_caught_up()
@@ -220,7 +220,7 @@ def test_readers_see_the_old_rows_until_the_new_copy_of_a_resync_is_there_and_ot
         run.assert_equal("orders", "items")
 
 
-def _epoch(run: Driver, table: str) -> str:
+def _epoch(run: PipelineProcess, table: str) -> str:
     """Which copy the lake table's rows come from."""
     loaded = open_lake(run.warehouse).load_table(f"public.{table}")
     for snapshot in sorted(loaded.snapshots(), key=lambda snapshot: -snapshot.sequence_number):

@@ -10,8 +10,8 @@ from pyspark.sql import SparkSession
 
 from headwater.destinations.iceberg import parts
 from tests.conftest import Database
-from tests.driver import driver
 from tests.integration.lake import lake_running
+from tests.pipeline_process import pipeline_process
 
 # PySpark leaves the sockets it collects over to the garbage collector.
 pytestmark = [
@@ -34,7 +34,7 @@ def test_one_row_of_64_mib_goes_through_copy_and_stream_into_the_lake(
              from generate_series(1, {size} / 64) i"""
     database.execute(row.format(id=1, size=mib * MIB))
     database.execute("create publication shop for table files")
-    with driver(database, tmp_path) as run:
+    with pipeline_process(database, tmp_path) as run:
         run.start()
         run.wait_ready(1)
         database.execute(row.format(id=2, size=mib * MIB))

@@ -28,8 +28,8 @@ from headwater.testing.memory import PeakMemory
 from headwater.testing.postgres import PostgresServer
 from headwater.wire import pgoutput
 from tests.conftest import Database
-from tests.driver import driver
 from tests.integration.mirror import MirrorDestination, Watched, config, running
+from tests.pipeline_process import pipeline_process
 
 SLOT = apply_slot_name(1)
 
@@ -385,7 +385,7 @@ driver_memory = "2g"
 memory_budget_ratio = {budget / memory_now().total_bytes:.6f}
 spool_directory = "{tmp_path}"
 """
-    with driver(shop, tmp_path, extra=extra) as pipeline:
+    with pipeline_process(shop, tmp_path, extra=extra) as pipeline:
         pipeline.start()
         pipeline.wait_ready(2)
         with PeakMemory(pipeline.pid) as python, PeakMemory(pipeline.jvm()) as jvm:

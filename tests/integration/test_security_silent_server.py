@@ -29,9 +29,9 @@ from headwater.wire.patience import ServerSilent
 from headwater.wire.settings import ConnectSettings
 from tests.commands import headwater, write_settings
 from tests.conftest import Database
-from tests.driver import driver
 from tests.integration.mirror import MirrorDestination, Running, config, running
 from tests.integration.silent_proxy import SilentProxy, silent_proxy
+from tests.pipeline_process import pipeline_process
 
 ANSWER_MS = 2000
 BOUND_SECONDS = 60
@@ -355,7 +355,7 @@ def test_a_driver_lives_through_silence_in_the_middle_of_a_copy_and_a_sigterm_en
     shop: Database, proxy: SilentProxy, tmp_path: Path
 ) -> None:
     """The executors' sessions are in processes of their own, which know nothing of the pipeline."""
-    with driver(shop, tmp_path) as run:
+    with pipeline_process(shop, tmp_path) as run:
         answers = f"port = {proxy.port}\nanswer_timeout_ms = 4000"
         run.settings_file.write_text(run.settings_file.read_text().replace(f"port = {shop.settings.port}", answers))
         shop.execute("insert into orders select i, 1 from generate_series(1001, 300000) i")
@@ -382,7 +382,7 @@ def test_a_driver_lives_through_silence_in_the_middle_of_a_copy_and_a_sigterm_en
 def test_a_sigterm_ends_a_driver_whose_executors_wait_for_a_silent_server(
     shop: Database, proxy: SilentProxy, tmp_path: Path
 ) -> None:
-    with driver(shop, tmp_path) as run:
+    with pipeline_process(shop, tmp_path) as run:
         text = run.settings_file.read_text()
         run.settings_file.write_text(text.replace(f"port = {shop.settings.port}", f"port = {proxy.port}"))
         shop.execute("insert into orders select i, 1 from generate_series(1001, 300000) i")
