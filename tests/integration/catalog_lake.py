@@ -46,7 +46,7 @@ class LakeRun(CatalogRun):
     def _open(self, store: PostgresStore) -> AbstractContextManager[Watched]:
         copies = self._copies
 
-        class Counting(IcebergDestination):
+        class RecordsCopies(IcebergDestination):
             def write_table_rows(
                 self,
                 replicated_table_schema: ReplicatedTableSchema,
@@ -56,7 +56,7 @@ class LakeRun(CatalogRun):
                 copies.append(Copy(replicated_table_schema.name, replicated_table_schema.id))
                 super().write_table_rows(replicated_table_schema, table_rows, result)
 
-        return lake_running(self.database, self._spark, self._directory, store, Counting)
+        return lake_running(self.database, self._spark, self._directory, store, RecordsCopies)
 
 
 def lake_run(

@@ -12,7 +12,7 @@ from headwater.events import TableRows
 from headwater.states import INIT
 from headwater.store.memory import MemoryStore
 from tests.conftest import Database
-from tests.durable import Counting, FileMirror
+from tests.file_destination import CounterChanges, FileDestination
 from tests.integration.mirror import MirrorDestination, config, running, watched
 from tests.writer import writing_by
 
@@ -50,7 +50,7 @@ def test_the_destination_fails_before_during_and_after_a_batch_and_nothing_is_lo
     shop: Database, tmp_path: Path, moment: str
 ) -> None:
     """During: one table of the batch is durable, the other is not. After: both are, and nobody is told."""
-    mirror, fail, counting = FileMirror(tmp_path / "mirror.db"), Failing(), Counting(*TABLES)
+    mirror, fail, counting = FileDestination(tmp_path / "destination.db"), Failing(), CounterChanges(*TABLES)
     with watched(shop, config(shop), MemoryStore(), mirror) as run:
         run.wait_states("ready", 2)
         with writing_by(shop, counting, pace_seconds=0.002):
