@@ -12,7 +12,7 @@ import pytest
 
 @contextmanager
 def run_after_call(called: str, action: Callable[[], None]) -> Iterator[None]:
-    """`called` is a function or a method, as "module:name" or "module:Class.name". After each call of it, until the block ends."""
+    """`called` is a function or a method, as "module:name" or "module:Class.name". Until the block ends."""
     module, _, path = called.partition(":")
     *owners, name = path.split(".")
     owner: Any = import_module(module)

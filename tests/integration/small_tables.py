@@ -1,4 +1,4 @@
-"""Small tables, somebody who writes to them, and a destination that holds a copy back."""
+"""Small tables, random changes of them, and a destination that blocks the copy of one of them."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def make_tables(database: Database, count: int, rows: int = 20, prefix: str = "t
     return names
 
 
-class Gate(MirrorDestination):
-    """Holds the copy of one table until it is let in, and remembers at which position each copy was taken."""
+class BlockingCopyDestination(MirrorDestination):
+    """Blocks the copy of one table until `open` is set, and keeps the position of each copy."""
 
     def __init__(self, held: str = "") -> None:
         super().__init__()

@@ -20,7 +20,7 @@ from headwater.testing.faults import Moment
 from tests.commands import write_settings
 from tests.conftest import Database
 from tests.file_destination import CounterChanges, FileDestination
-from tests.integration.destination import config, watched
+from tests.integration.blocking_destination import config, watched
 from tests.writer import writing_by
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(120)]
