@@ -1,4 +1,4 @@
-"""A destination that blocks each write until the test allows it, and two tables: one that is followed, one that is added later."""
+"""A destination that blocks each write until the test allows it, and two tables: one followed, one added later."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from headwater.events import EventBatch
 from headwater.lsn import EndLsn
 from headwater.testing.compare import flush_position
 from tests.conftest import Database
-from tests.integration.mirror import MirrorDestination, Running
+from tests.integration.memory_tables import MemoryTables
+from tests.integration.running_pipeline import RunningIntoMemory
 
 
-class BlockingDestination(MirrorDestination):
+class BlockingDestination(MemoryTables):
     """Blocks the writes of changes of these tables until `allow` is called for each."""
 
     def __init__(self, *names: str) -> None:
@@ -60,7 +61,7 @@ def create_tables(database: Database) -> None:
     database.execute("create publication shop for table first")
 
 
-def wait_for_hand_off_request(database: Database, run: Running, destination: BlockingDestination) -> None:
+def wait_for_hand_off_request(database: Database, run: RunningIntoMemory, destination: BlockingDestination) -> None:
     """The first table's changes are being written, more of them wait, and the second one asks for its hand-off."""
     run.wait_states("ready", 1)
     database.execute("insert into first values (1, 1)")

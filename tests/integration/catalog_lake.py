@@ -21,7 +21,7 @@ from tests.fuzz.catalog_run import CatalogRun, Published, Told, prepared
 from tests.fuzz.looks import Looks
 from tests.fuzz.model import Copy
 from tests.integration.lake import lake_running
-from tests.integration.mirror import Watched
+from tests.integration.running_pipeline import RunningPipeline
 
 
 class LakeRun(CatalogRun):
@@ -43,7 +43,7 @@ class LakeRun(CatalogRun):
         except NoSuchTableError as error:
             raise LookupError(f"the lake has no table {table.name}") from error
 
-    def _open(self, store: PostgresStore) -> AbstractContextManager[Watched]:
+    def _open(self, store: PostgresStore) -> AbstractContextManager[RunningPipeline]:
         copies = self._copies
 
         class RecordsCopies(IcebergDestination):

@@ -19,12 +19,12 @@ from headwater.store.memory import MemoryStore
 from headwater.testing.compare import compare_table
 from headwater.testing.lake_rows import open_lake
 from tests.conftest import Database
-from tests.integration.mirror import Watched, config, started
+from tests.integration.running_pipeline import RunningPipeline, config, started
 
 EXTENSIONS = "spark.sql.extensions"
 
 
-class LakeRunning(Watched):
+class LakeRunning(RunningPipeline):
     """A pipeline into Iceberg tables, compared by an engine that did not write them."""
 
     def __init__(self, database: Database, pipeline: Pipeline, warehouse: Path, session: SparkSession) -> None:

@@ -15,7 +15,7 @@ from headwater.events import TableRows
 from headwater.lsn import EndLsn
 from headwater.schema.table import ReplicatedTableSchema
 from tests.conftest import Database
-from tests.integration.mirror import MirrorDestination
+from tests.integration.memory_tables import MemoryTables
 from tests.writer import writing_by
 
 
@@ -28,7 +28,7 @@ def make_tables(database: Database, count: int, rows: int = 20, prefix: str = "t
     return names
 
 
-class BlockingCopyDestination(MirrorDestination):
+class BlockingCopyDestination(MemoryTables):
     """Blocks the copy of one table until `open` is set, and keeps the position of each copy."""
 
     def __init__(self, held: str = "") -> None:

@@ -20,7 +20,8 @@ from headwater.testing.postgres import PostgresServer
 from headwater.wire.chunks import Chunk
 from tests.commands import headwater
 from tests.conftest import Database
-from tests.integration.mirror import MirrorDestination, running
+from tests.integration.memory_tables import MemoryTables
+from tests.integration.running_pipeline import running
 from tests.pipeline_process import PipelineProcess, pipeline_process
 
 SHOP = """
@@ -76,7 +77,7 @@ def test_a_server_that_is_stopped_the_fast_way_stops_whatever_the_lake_is_at(
     """It ends ordinary sessions and waits for what followers of slots confirm. Nothing can be without lock and store."""
     with own_server.connect() as connection:
         connection.execute(SHOP)
-        database, mirror = Database(own_server, "postgres", connection), MirrorDestination()
+        database, destination = Database(own_server, "postgres", connection), MemoryTables()
         written, go_on = threading.Event(), threading.Event()
 
         def hold(_: object) -> None:
@@ -84,14 +85,14 @@ def test_a_server_that_is_stopped_the_fast_way_stops_whatever_the_lake_is_at(
             assert go_on.wait(120)
 
         if stage == "copy":
-            mirror.after_copy = hold
+            destination.after_copy = hold
         store = PostgresStore(own_server.settings(), 1)
         try:
-            with running(database, mirror, store=store) as run:
+            with running(database, destination, store=store) as run:
                 if stage == "apply":
                     run.wait_states("ready", 2)
                     run.wait_caught_up()
-                    mirror.before_events = hold
+                    destination.before_events = hold
                     connection.execute("update orders set counter = 2")
                 assert written.wait(60)
                 own_server.restart(mode="fast")
@@ -154,13 +155,13 @@ def test_a_store_that_is_away_for_a_while_is_waited_for_and_no_table_errs(
     store = PostgresStore(own_server.settings(), 1)
     with running(shop, store=store) as run:
         run.wait_states("ready", 2)
-        batches = len(run.mirror.batches)
+        batches = len(run.destination.batches)
         own_server.stop()
         with caplog.at_level(logging.WARNING):
             shop.execute("update orders set counter = 2")
             run.wait_for(lambda: "recording progress failed" in caplog.text)
             # Written, but not recorded: so it is not confirmed either.
-            assert len(run.mirror.batches) == batches + 1
+            assert len(run.destination.batches) == batches + 1
             before = confirmed_position(shop.connection, apply_slot_name(1))
             shop.execute("update orders set counter = 3")
             assert confirmed_position(shop.connection, apply_slot_name(1)) == before

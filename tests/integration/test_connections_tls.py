@@ -31,7 +31,8 @@ from headwater.wire.settings import ConnectSettings, Secret, TlsMode, TlsSetting
 from headwater.wire.tls import with_contents
 from tests.conftest import Database
 from tests.integration.connection_kinds import Ask, each_connection_kind
-from tests.integration.mirror import MirrorDestination, running
+from tests.integration.memory_tables import MemoryTables
+from tests.integration.running_pipeline import running
 
 IN_TLS = "select case when ssl then 'tls' else 'plain' end from pg_stat_ssl where pid = pg_backend_pid()"
 WHO_SHOWED_WHAT = "select client_dn from pg_stat_ssl where pid = pg_backend_pid()"
@@ -295,16 +296,16 @@ def test_a_whole_pipeline_runs_with_a_client_certificate_over_a_list_of_hosts(
                 "insert into t select i, 'copied' from generate_series(1, 100) i; create publication shop for table t;"
                 "grant select on t to by_cert"
             )
-            database, mirror = Database(server, name, session), MirrorDestination()
+            database, destination = Database(server, name, session), MemoryTables()
             for turn in range(2):
                 store = PostgresStore(connection.connect_settings(), 1)
-                with running(database, mirror, store, pg_connection=connection) as run:
+                with running(database, destination, store, pg_connection=connection) as run:
                     run.wait_states("ready", 1)
                     session.execute("update t set v = v || %s where id <= 10", [str(turn)])
                     run.wait_caught_up()
                     run.assert_equal("t")
                     run.stop()
-            assert mirror.copies == ["t"]
+            assert destination.copies == ["t"]
     finally:
         server.drop_database(name)
 

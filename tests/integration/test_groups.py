@@ -23,7 +23,8 @@ from headwater.store.memory import MemoryStore
 from headwater.testing.compare import compare_table, wait_until
 from headwater.testing.lake_rows import open_lake
 from tests.conftest import Database
-from tests.integration.mirror import MirrorDestination, Running, config, running, sync_slot
+from tests.integration.memory_tables import MemoryTables
+from tests.integration.running_pipeline import RunningIntoMemory, config, running, sync_slot
 from tests.integration.small_tables import BlockingCopyDestination, make_tables, writing
 
 SLOT = apply_slot_name(1)
@@ -99,13 +100,13 @@ def test_rows_written_during_a_groups_copy_are_neither_lost_nor_doubled(database
     names = make_tables(database, TABLES)
     with writing(database, names), running(database) as run:
         run.wait_states("ready", TABLES)
-        before = len(run.mirror.batches)
-        run.wait_for(lambda: len(run.mirror.batches) > before + 10)
+        before = len(run.destination.batches)
+        run.wait_for(lambda: len(run.destination.batches) > before + 10)
         run.stop()
-    with running(database, run.mirror, run.pipeline._store) as again:
+    with running(database, run.destination, run.pipeline._store) as again:
         again.wait_caught_up()
         again.assert_equal(*names)
-        assert sorted(again.mirror.copies) == names
+        assert sorted(again.destination.copies) == names
 
 
 @pytest.mark.invariant(15)
@@ -117,7 +118,7 @@ def test_one_bad_table_of_a_group_is_errored_and_the_others_become_ready(databas
         run.wait_states("errored", 1)
         assert run.states()["public.dates"] == "errored"
         run.wait_for(lambda: slots(database) == [SLOT])
-        assert sorted(run.mirror.copies) == names
+        assert sorted(run.destination.copies) == names
         run.assert_equal(*names)
 
 
@@ -166,10 +167,10 @@ def test_a_destination_that_is_away_in_the_middle_of_a_group_is_nobodys_error(da
         if next(failures, None) is not None:
             raise DestinationUnavailable("the lake is away", hint="wait")
 
-    mirror = MirrorDestination()
-    mirror.before_copy = away
+    destination = MemoryTables()
+    destination.before_copy = away
     store = MemoryStore()
-    with running(database, mirror, store) as run:
+    with running(database, destination, store) as run:
         run.wait_states("ready", TABLES)
         run.assert_equal(*names)
     assert all(state.retry_policy is None for state in store.get_table_states().values())
@@ -274,15 +275,15 @@ def test_a_changed_schema_in_a_group_starts_its_table_again_and_no_other(databas
 def test_a_migration_over_several_tables_of_a_group_goes_first_and_is_no_deadlocks_victim(database: Database) -> None:
     """A lock on the second table that waits for the first would make Postgres end the migration."""
     names = make_tables(database, TABLES)
-    mirror, away = MirrorDestination(), threading.Event()
+    destination, away = MemoryTables(), threading.Event()
     away.set()
 
     def refuse(rows: TableRows) -> None:
         if away.is_set():
             raise DestinationUnavailable("the lake is away", hint="wait")
 
-    mirror.before_copy = refuse
-    with running(database, mirror) as run, database.connect() as migration:
+    destination.before_copy = refuse
+    with running(database, destination) as run, database.connect() as migration:
         # Whoever looks first is the victim: this one does.
         migration.execute("set deadlock_timeout = '10ms'")
         run.wait_for(lambda: bool(run.pipeline.progress.snapshot().errors))
@@ -308,18 +309,20 @@ def test_a_thousand_small_tables_reach_ready_and_end_equal(database: Database) -
         database.execute("; ".join(f"update {name} set counter = 2 where id = 1" for name in names))
         run.wait_caught_up()
         run.assert_equal(*names)
-        assert sorted(run.mirror.copies) == sorted(names)
+        assert sorted(run.destination.copies) == sorted(names)
 
 
 # With Spark: the rows of a group are read by one job.
 
 
 @contextmanager
-def running_with_spark(database: Database, spark: SparkSession, mirror: MirrorDestination) -> Iterator[Running]:
-    pipeline = Pipeline(config(database), MemoryStore(), mirror, spark=spark)
+def running_with_spark(
+    database: Database, spark: SparkSession, destination: MemoryTables
+) -> Iterator[RunningIntoMemory]:
+    pipeline = Pipeline(config(database), MemoryStore(), destination, spark=spark)
     pipeline.start()
     try:
-        yield Running(database, pipeline, mirror)
+        yield RunningIntoMemory(database, pipeline, destination)
     finally:
         pipeline.shutdown()
         pipeline.wait(60)
@@ -343,7 +346,7 @@ def test_a_group_is_read_by_one_spark_job(database: Database, spark: SparkSessio
         assert run.states()["public.dates"] == "errored"
         assert any("'day' holds a date value" in error for error in run.pipeline.progress.snapshot().errors)
         run.assert_equal(*names, "nothing")
-    # The mirror reads the rows that the driver holds: there is no other job.
+    # The destination reads the rows that the driver holds: there is no other job.
     assert len(jobs_with_tag(spark, tag)) == 1
     for name in (*names, "nothing"):
         assert jobs_with_tag(spark, f"headwater-copy-1-{oid(database, name)}") == []
@@ -354,10 +357,10 @@ def test_tables_beyond_the_memory_of_a_group_are_read_by_themselves(
 ) -> None:
     monkeypatch.setattr(sync_copy, "HELD_BYTES", 16 << 10)
     names = make_tables(database, TABLES, rows=400)
-    with running_with_spark(database, spark, MirrorDestination()) as run:
+    with running_with_spark(database, spark, MemoryTables()) as run:
         run.wait_states("ready", TABLES)
         run.assert_equal(*names)
-        assert sorted(run.mirror.copies) == names
+        assert sorted(run.destination.copies) == names
 
 
 @pytest.mark.parametrize("count", [10, pytest.param(1000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
@@ -375,7 +378,7 @@ def test_small_tables_in_iceberg_end_equal(
     pipeline = Pipeline(config(database, id=70 + count), store, destination, spark=spark)
     with writing(database, names[:2]):
         pipeline.start()
-        run = Running(database, pipeline, MirrorDestination())
+        run = RunningIntoMemory(database, pipeline, MemoryTables())
         run.wait_states("ready", count, timeout=20 * count)
     run.wait_caught_up()
     run.stop()

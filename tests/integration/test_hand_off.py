@@ -19,7 +19,7 @@ from headwater.store.memory import MemoryStore
 from headwater.testing.compare import flush_position
 from tests.conftest import Database
 from tests.integration.blocking_destination import BlockingDestination, ObservedApplyWorker, wait_for_hand_off_request
-from tests.integration.mirror import running
+from tests.integration.running_pipeline import running
 from tests.integration.small_tables import BlockingCopyDestination, make_tables, writing
 
 TABLES = 8

@@ -20,7 +20,7 @@ from headwater.testing.faults import Moment
 from tests.commands import write_settings
 from tests.conftest import Database
 from tests.file_destination import CounterChanges, FileDestination
-from tests.integration.blocking_destination import config, watched
+from tests.integration.running_pipeline import config, running_pipeline
 from tests.writer import writing_by
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(120)]
@@ -103,7 +103,7 @@ def test_each_state_is_killed_and_restarted_and_no_change_is_lost_or_doubled(
     on_record = moment is Moment.AFTER and phase not in IN_MEMORY
     assert recorded(shop) is (phase if on_record else LAST_ON_RECORD[phase])
     copies = destination.copies("orders")
-    with watched(shop, config(shop), store, destination) as run:
+    with running_pipeline(shop, config(shop), store, destination) as run:
         with writing_by(shop, counting, pace_seconds=0.002):
             if phase is Phase.ERRORED:
                 run.wait_for(lambda: run.states()["public.orders"] == "errored")

@@ -20,10 +20,10 @@ from headwater.wire.connection import WireConnection
 from headwater.wire.settings import ConnectSettings
 from tests.conftest import Database
 from tests.integration.blocking_destination import BlockingDestination, create_tables, wait_for_hand_off_request
-from tests.integration.mirror import Running, running, sync_slot
+from tests.integration.running_pipeline import RunningIntoMemory, running, sync_slot
 
 
-def end_session(database: Database, run: Running, slot: str) -> None:
+def end_session(database: Database, run: RunningIntoMemory, slot: str) -> None:
     """The walsender that serves the slot is gone, for good."""
     assert database.execute(
         "select pg_terminate_backend(active_pid) from pg_replication_slots where slot_name = %s", [slot]
@@ -31,7 +31,9 @@ def end_session(database: Database, run: Running, slot: str) -> None:
     run.wait_for(lambda: not database.value("select active from pg_replication_slots where slot_name = %s", [slot]))
 
 
-def end_session_for_all_to_see(database: Database, run: Running, slot: str, caplog: pytest.LogCaptureFixture) -> None:
+def end_session_for_all_to_see(
+    database: Database, run: RunningIntoMemory, slot: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """And the worker knows: whatever it has read and not written is dropped."""
     end_session(database, run, slot)
     run.wait_for(lambda: "following the slot of the copy" in caplog.text)
@@ -41,7 +43,7 @@ def second_slot(database: Database) -> str:
     return sync_slot(database, database.value("select 'second'::regclass::oid::bigint"))
 
 
-def until_following(database: Database, run: Running, destination: BlockingDestination) -> None:
+def until_following(database: Database, run: RunningIntoMemory, destination: BlockingDestination) -> None:
     """The second table is copied, and what came after that, too much to ask at once, is being written."""
     run.wait_states("ready", 1)
 
@@ -67,14 +69,14 @@ def test_a_connection_lost_between_a_copy_and_its_changes_costs_no_copy(database
 
     with running(database) as run:
         run.wait_states("ready", 1)
-        run.mirror.after_copy = end_walsender
+        run.destination.after_copy = end_walsender
         database.execute("alter publication shop add table second")
         run.wait_states("ready", 2)
         assert ended == [True]
         database.execute("insert into second values (1, 1)")
         run.wait_caught_up()
         run.assert_equal("first", "second")
-        assert run.mirror.copies == ["first", "second"]
+        assert run.destination.copies == ["first", "second"]
 
 
 @pytest.mark.usefixtures("first")
