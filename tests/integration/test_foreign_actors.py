@@ -16,7 +16,7 @@ from headwater.testing.lake_rows import open_lake
 from headwater.testing.postgres import PostgresServer
 from tests.conftest import Database
 from tests.integration.catalog_lake import LakeRun, lake_run
-from tests.integration.lake import EXTENSIONS
+from tests.integration.lake_pipeline import EXTENSIONS
 from tests.integration.run_after_call import run_after_call
 
 # PySpark leaves the sockets it collects over to the garbage collector.

@@ -16,7 +16,7 @@ from headwater.store.memory import MemoryStore
 from headwater.store.postgres import PostgresStore
 from tests.commands import headwater, write_settings
 from tests.conftest import Database
-from tests.integration.lake import LakeRunning, lake_running
+from tests.integration.lake_pipeline import RunningIntoLake, running_into_lake
 from tests.integration.lake_table import ID_V, Lake, run, table_schema, update
 
 # PySpark leaves the sockets it collects over to the garbage collector.
@@ -122,7 +122,7 @@ def test_a_second_database_is_refused_by_the_pipeline_and_resync_with_take_over_
     monkeypatch.setattr(publication_watch, "LOOK_SECONDS", 0.1)
     server, shop = database.server, "create table t(id int primary key, v text); create publication shop for table t;"
     database.execute(shop + "insert into t values (1, 'first')")
-    with lake_running(database, spark, tmp_path) as run:
+    with running_into_lake(database, spark, tmp_path) as run:
         run.wait_ready(1)
         run.stop()
     # Names of slots are the cluster's.
@@ -133,9 +133,9 @@ def test_a_second_database_is_refused_by_the_pipeline_and_resync_with_take_over_
             second = Database(server, name, connection)
             second.execute(shop + "insert into t values (1, 'second')")
             file = write_settings(second, tmp_path)
-            with lake_running(second, spark, tmp_path, PostgresStore(second.settings, 1)) as run:
+            with running_into_lake(second, spark, tmp_path, PostgresStore(second.settings, 1)) as run:
                 run.wait_states("errored", 1, 120)
-                LakeRunning(database, run.pipeline, run.warehouse, run.session).assert_equal("t")
+                RunningIntoLake(database, run.pipeline, run.warehouse, run.session).assert_equal("t")
                 headwater("resync", file, "--take-over", "public.t")
                 run.wait_ready(1)
                 second.execute("update t set v = 'changed'")

@@ -17,7 +17,7 @@ from headwater.lsn import EndLsn
 from headwater.schema.table import ReplicaIdentity, ReplicatedTableSchema
 from headwater.testing.lake_rows import open_lake
 from tests.conftest import Database
-from tests.integration.lake import lake_running
+from tests.integration.lake_pipeline import running_into_lake
 from tests.integration.lake_table import ID_V, ONE_TRANSACTION, Lake, delete, insert, run, table_schema, update
 
 # PySpark leaves the sockets it collects over to the garbage collector.
@@ -79,7 +79,7 @@ def test_a_pipeline_copies_a_table_again_whose_data_file_is_lost_and_mirrors_col
         "create table reserved(_pos int primary key, _file text, \"_ROW_ID\" int); insert into reserved values (1, 'f', 7);"
         "create publication shop for table broken, other, reserved"
     )
-    with lake_running(database, spark, tmp_path) as run:
+    with running_into_lake(database, spark, tmp_path) as run:
         run.wait_ready(3)
         lose_data_files(run.warehouse, "broken")
         database.execute("update broken set v = 'new' where id = 1; update other set v = 'b'")

@@ -26,7 +26,7 @@ from headwater.spark.sql_text import SQL_TEXT, SUBSTITUTE
 from headwater.store.memory import MemoryStore
 from headwater.testing.lake_rows import open_lake
 from tests.conftest import Database
-from tests.integration.lake import lake_running
+from tests.integration.lake_pipeline import running_into_lake
 from tests.integration.lake_table import ID_V, Lake, delete, insert, run, table_schema, truncate, update
 
 # PySpark leaves the sockets it collects over to the garbage collector.
@@ -212,7 +212,7 @@ def test_a_pipeline_follows_tables_whose_names_and_publication_spark_would_subst
         )
     listed = sql.SQL(", ").join(sql.Identifier(name.namespace, name.name) for name in tables)
     database.execute(sql.SQL("create publication {} for table {}").format(sql.Identifier(publication), listed))
-    with lake_running(database, spark, tmp_path, publication=publication) as followed:
+    with running_into_lake(database, spark, tmp_path, publication=publication) as followed:
         followed.wait_ready(len(tables))
         for name in tables:
             table, key = sql.Identifier(name.namespace, name.name), sql.Identifier("${x}id\n")
