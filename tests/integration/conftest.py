@@ -12,7 +12,7 @@ from headwater.engine import pipeline
 from headwater.spark.session import SparkSettings, build_session
 from tests.conftest import Database
 from tests.integration.blocking_destination import ObservedApplyWorker, create_tables
-from tests.integration.lake_table import Lake
+from tests.integration.lake_destination import Lake
 
 
 @pytest.fixture(scope="session")
