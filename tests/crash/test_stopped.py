@@ -9,9 +9,9 @@ import psycopg
 import pytest
 
 from headwater.testing.compare import wait_until
+from tests.background_writes import writing_by
 from tests.conftest import Database
 from tests.pipeline_process import pipeline_process
-from tests.writer import writing_by
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(900)]
 

@@ -14,9 +14,9 @@ from headwater.contracts.results import WriteTableRowsResult
 from headwater.events import TableRows
 from headwater.lsn import EndLsn
 from headwater.schema.table import ReplicatedTableSchema
+from tests.background_writes import writing_by
 from tests.conftest import Database
 from tests.integration.memory_tables import MemoryTables
-from tests.writer import writing_by
 
 
 def make_tables(database: Database, count: int, rows: int = 20, prefix: str = "t") -> list[str]:

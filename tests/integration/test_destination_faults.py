@@ -11,11 +11,11 @@ from headwater.errors import DestinationError, DestinationUnavailable, Retry
 from headwater.events import TableRows
 from headwater.states import INIT
 from headwater.store.memory import MemoryStore
+from tests.background_writes import writing_by
 from tests.conftest import Database
 from tests.file_destination import CounterChanges, FileDestination
 from tests.integration.memory_tables import MemoryTables
 from tests.integration.running_pipeline import config, running, running_pipeline
-from tests.writer import writing_by
 
 TABLES = ("orders", "items")
 

@@ -29,10 +29,10 @@ from headwater.store.memory import MemoryStore
 from headwater.store.postgres import PostgresStore
 from headwater.testing.compare import confirmed_position, wait_until
 from headwater.testing.postgres import PostgresServer
+from tests.background_writes import writing
 from tests.conftest import Database
 from tests.integration.memory_tables import MemoryTables
 from tests.integration.running_pipeline import config, running
-from tests.writer import writing
 
 SLOT = apply_slot_name(1)
 

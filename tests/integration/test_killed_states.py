@@ -17,11 +17,11 @@ from headwater.source.slots import apply_slot_name
 from headwater.states import INIT, Phase, state_from_json
 from headwater.store.postgres import PostgresStore
 from headwater.testing.faults import Moment
+from tests.background_writes import writing_by
 from tests.commands import write_settings
 from tests.conftest import Database
 from tests.file_destination import CounterChanges, FileDestination
 from tests.integration.running_pipeline import config, running_pipeline
-from tests.writer import writing_by
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(120)]
 

@@ -15,10 +15,10 @@ from headwater.states import INIT
 from headwater.store.memory import MemoryStore
 from headwater.store.postgres import PostgresStore
 from headwater.testing.compare import wait_until
+from tests.background_writes import writing
 from tests.conftest import Database
 from tests.integration.memory_tables import MemoryTables
 from tests.integration.running_pipeline import RunningIntoMemory, running
-from tests.writer import writing
 
 
 @pytest.fixture(autouse=True)
