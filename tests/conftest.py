@@ -16,6 +16,9 @@ from headwater.testing.binaries import DEFAULT_VERSION
 from headwater.testing.postgres import PostgresServer
 from headwater.wire.settings import ConnectSettings
 from tests.conformance import sentences_by_test
+from tests.files_in_memory import keep_files_in_memory
+
+keep_files_in_memory()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
