@@ -1,4 +1,4 @@
-"""What all tests share: a Postgres server (of each version) and a Spark session a test process, a fresh database a test."""
+"""What all tests share: a Postgres server of each version a test process, and a fresh database a test."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import pytest
@@ -16,9 +16,9 @@ from headwater.testing.binaries import DEFAULT_VERSION
 from headwater.testing.postgres import PostgresServer
 from headwater.wire.settings import ConnectSettings
 from tests.conformance import sentences_by_test
+from tests.files_in_memory import keep_files_in_memory
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+keep_files_in_memory()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -104,24 +104,3 @@ def database(pg_server: PostgresServer) -> Iterator[Database]:
 def pg(database: Database) -> ConnectSettings:
     """Only how to reach the fresh database, for tests that bring their own connections."""
     return database.settings
-
-
-@pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """One session for the whole test process, with a warehouse of its own: make a namespace a test."""
-    # Imported only here: most tests need no Spark, and it takes a second.
-    from headwater.spark.session import SparkSettings, build_session
-
-    lake = tmp_path_factory.mktemp("lake")
-    catalog = {
-        "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
-        "spark.sql.catalog.lake": "org.apache.iceberg.spark.SparkCatalog",
-        "spark.sql.catalog.lake.type": "jdbc",
-        "spark.sql.catalog.lake.uri": f"jdbc:sqlite:file:{lake}/catalog.db",
-        "spark.sql.catalog.lake.warehouse": str(lake),
-        "spark.sql.catalog.lake.jdbc.schema-version": "V1",
-        "spark.sql.catalog.lake.cache-enabled": "false",
-    }
-    session = build_session(SparkSettings(master="local[2]"), catalog)
-    yield session
-    session.stop()

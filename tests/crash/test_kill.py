@@ -9,9 +9,9 @@ import psycopg
 import pytest
 
 from headwater.testing.compare import wait_until
+from tests.background_writes import writing_by
 from tests.conftest import Database
-from tests.driver import driver
-from tests.writer import writing_by
+from tests.pipeline_process import pipeline_process
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(900)]
 
@@ -59,7 +59,7 @@ def wait_for_changes(database: Database) -> None:
 
 
 def test_the_driver_is_killed_in_the_middle_of_the_copy(shop: Database, tmp_path: Path) -> None:
-    with driver(shop, tmp_path) as run:
+    with pipeline_process(shop, tmp_path) as run:
         with writing(shop):
             run.start()
             wait_until(lambda: rows_copied(shop) > 1000, 90, what="the copy to run", still_good=run.still_running)
@@ -78,7 +78,7 @@ def test_the_driver_is_killed_in_the_middle_of_a_group_of_small_tables(database:
         database.execute(f"create table {name}(id int primary key, counter int not null)")
         database.execute(f"insert into {name} select i, 1 from generate_series(1, 100) i")
     database.execute("create publication shop for all tables")
-    with driver(database, tmp_path) as run:
+    with pipeline_process(database, tmp_path) as run:
         run.start()
         wait_until(
             lambda: "finished_copy" in run.states(), 90, what="a copy of the group to end", still_good=run.still_running
@@ -94,7 +94,7 @@ def test_the_driver_is_killed_in_the_middle_of_a_group_of_small_tables(database:
 
 
 def test_the_driver_is_killed_in_the_middle_of_streaming(shop: Database, tmp_path: Path) -> None:
-    with driver(shop, tmp_path) as run:
+    with pipeline_process(shop, tmp_path) as run:
         run.start()
         run.wait_ready(2, READY_SECONDS)
         with writing(shop):
@@ -109,7 +109,7 @@ def test_the_driver_is_killed_in_the_middle_of_streaming(shop: Database, tmp_pat
 
 
 def test_the_jvm_alone_is_killed_and_the_process_says_so_and_exits_1(shop: Database, tmp_path: Path) -> None:
-    with driver(shop, tmp_path) as run:
+    with pipeline_process(shop, tmp_path) as run:
         run.start()
         run.wait_ready(2, READY_SECONDS)
         with writing(shop):

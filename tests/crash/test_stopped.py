@@ -9,9 +9,9 @@ import psycopg
 import pytest
 
 from headwater.testing.compare import wait_until
+from tests.background_writes import writing_by
 from tests.conftest import Database
-from tests.driver import driver
-from tests.writer import writing_by
+from tests.pipeline_process import pipeline_process
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(900)]
 
@@ -34,7 +34,7 @@ def test_a_driver_that_was_stopped_while_another_took_over_ends_and_writes_nothi
     database.execute("create table orders(id int primary key, counter int not null)")
     database.execute("insert into orders select i, 1 from generate_series(0, 99) i")
     database.execute("create publication shop for table orders")
-    with driver(database, tmp_path) as first, driver(database, tmp_path) as second:
+    with pipeline_process(database, tmp_path) as first, pipeline_process(database, tmp_path) as second:
         second._log = tmp_path / "second.txt"
         first.start()
         first.wait_ready(1)

@@ -29,7 +29,7 @@ from headwater.testing.source_rows import describe, read_source
 from tests.conftest import Database
 from tests.fuzz.looks import Looks
 from tests.fuzz.model import Copy, ModelDestination
-from tests.integration.mirror import Watched, config, watched
+from tests.integration.running_pipeline import RunningPipeline, config, running_pipeline
 
 PUBLICATION = "shop"
 BARRIER_SECONDS = 60.0
@@ -90,7 +90,7 @@ class CatalogRun(ABC):
         self.looks = looks
         self.log = log
         self._stack = ExitStack()
-        self._watched: Watched | None = None
+        self._watched: RunningPipeline | None = None
         self._store: PostgresStore | None = None
         # A statement that waits for ever would hide the table that holds it up.
         database.execute("set lock_timeout = '20s'")
@@ -102,9 +102,9 @@ class CatalogRun(ABC):
         self._watched = self._stack.enter_context(self._open(self._store))
 
     def stop(self) -> None:
-        watched = self.running
+        pipeline = self.running
         self._watched = None
-        watched.stop()
+        pipeline.stop()
         self._stack.close()
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ class CatalogRun(ABC):
         self._stack.close()
 
     @property
-    def running(self) -> Watched:
+    def running(self) -> RunningPipeline:
         assert self._watched is not None, "the pipeline is not started"
         return self._watched
 
@@ -237,7 +237,7 @@ class CatalogRun(ABC):
     def compare(self, table: Published) -> TableComparison: ...
 
     @abstractmethod
-    def _open(self, store: PostgresStore) -> AbstractContextManager[Watched]: ...
+    def _open(self, store: PostgresStore) -> AbstractContextManager[RunningPipeline]: ...
 
 
 def _comes_back(state: TableState) -> bool:
@@ -263,8 +263,8 @@ class ModelRun(CatalogRun):
         source = read_source(self.database.connection, schema, table.row_filter)
         return compare_rows(schema, source, self.model.read(schema))
 
-    def _open(self, store: PostgresStore) -> AbstractContextManager[Watched]:
-        return watched(self.database, config(self.database), store, self.model)
+    def _open(self, store: PostgresStore) -> AbstractContextManager[RunningPipeline]:
+        return running_pipeline(self.database, config(self.database), store, self.model)
 
 
 Run = TypeVar("Run", bound=CatalogRun)

@@ -20,8 +20,8 @@ from tests.conftest import Database
 from tests.fuzz.catalog_run import CatalogRun, Published, Told, prepared
 from tests.fuzz.looks import Looks
 from tests.fuzz.model import Copy
-from tests.integration.lake import lake_running
-from tests.integration.mirror import Watched
+from tests.integration.lake_pipeline import running_into_lake
+from tests.integration.running_pipeline import RunningPipeline
 
 
 class LakeRun(CatalogRun):
@@ -43,10 +43,10 @@ class LakeRun(CatalogRun):
         except NoSuchTableError as error:
             raise LookupError(f"the lake has no table {table.name}") from error
 
-    def _open(self, store: PostgresStore) -> AbstractContextManager[Watched]:
+    def _open(self, store: PostgresStore) -> AbstractContextManager[RunningPipeline]:
         copies = self._copies
 
-        class Counting(IcebergDestination):
+        class RecordsCopies(IcebergDestination):
             def write_table_rows(
                 self,
                 replicated_table_schema: ReplicatedTableSchema,
@@ -56,7 +56,7 @@ class LakeRun(CatalogRun):
                 copies.append(Copy(replicated_table_schema.name, replicated_table_schema.id))
                 super().write_table_rows(replicated_table_schema, table_rows, result)
 
-        return lake_running(self.database, self._spark, self._directory, store, Counting)
+        return running_into_lake(self.database, self._spark, self._directory, store, RecordsCopies)
 
 
 def lake_run(

@@ -11,8 +11,8 @@ from headwater.destinations.iceberg.settings import IcebergSettings
 from headwater.engine import pipeline
 from headwater.spark.session import SparkSettings, build_session
 from tests.conftest import Database
-from tests.integration.doors import Seen, make_first
-from tests.integration.lake_table import Lake
+from tests.integration.blocking_destination import ObservedApplyWorker, create_tables
+from tests.integration.lake_destination import Lake
 
 
 @pytest.fixture(scope="session")
@@ -37,12 +37,12 @@ def lake(spark: SparkSession, lake_settings: IcebergSettings) -> Iterator[Lake]:
 
 
 @pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the apply worker has read can be asked of `Seen`."""
-    monkeypatch.setattr(pipeline, "ApplyWorker", Seen)
+def observed_apply_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pipelines run an `ObservedApplyWorker`, which is asked what it has read."""
+    monkeypatch.setattr(pipeline, "ApplyWorker", ObservedApplyWorker)
 
 
 @pytest.fixture
-def first(database: Database, seen: None) -> None:
+def first(database: Database, observed_apply_worker: None) -> None:
     """A table that is followed before others come."""
-    make_first(database)
+    create_tables(database)

@@ -1,4 +1,4 @@
-"""Small tables, somebody who writes to them, and a destination that holds a copy back."""
+"""Small tables, random changes of them, and a destination that blocks the copy of one of them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from headwater.contracts.results import WriteTableRowsResult
 from headwater.events import TableRows
 from headwater.lsn import EndLsn
 from headwater.schema.table import ReplicatedTableSchema
+from tests.background_writes import writing_by
 from tests.conftest import Database
-from tests.integration.mirror import MirrorDestination
-from tests.writer import writing_by
+from tests.integration.memory_tables import MemoryTables
 
 
 def make_tables(database: Database, count: int, rows: int = 20, prefix: str = "t") -> list[str]:
@@ -28,8 +28,8 @@ def make_tables(database: Database, count: int, rows: int = 20, prefix: str = "t
     return names
 
 
-class Gate(MirrorDestination):
-    """Holds the copy of one table until it is let in, and remembers at which position each copy was taken."""
+class BlockingCopyDestination(MemoryTables):
+    """Blocks the copy of one table until `open` is set, and keeps the position of each copy."""
 
     def __init__(self, held: str = "") -> None:
         super().__init__()

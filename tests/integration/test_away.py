@@ -20,8 +20,9 @@ from headwater.testing.postgres import PostgresServer
 from headwater.wire.chunks import Chunk
 from tests.commands import headwater
 from tests.conftest import Database
-from tests.driver import Driver, driver
-from tests.integration.mirror import MirrorDestination, running
+from tests.integration.memory_tables import MemoryTables
+from tests.integration.running_pipeline import running
+from tests.pipeline_process import PipelineProcess, pipeline_process
 
 SHOP = """
     create table orders(id int primary key, counter int not null);
@@ -76,7 +77,7 @@ def test_a_server_that_is_stopped_the_fast_way_stops_whatever_the_lake_is_at(
     """It ends ordinary sessions and waits for what followers of slots confirm. Nothing can be without lock and store."""
     with own_server.connect() as connection:
         connection.execute(SHOP)
-        database, mirror = Database(own_server, "postgres", connection), MirrorDestination()
+        database, destination = Database(own_server, "postgres", connection), MemoryTables()
         written, go_on = threading.Event(), threading.Event()
 
         def hold(_: object) -> None:
@@ -84,14 +85,14 @@ def test_a_server_that_is_stopped_the_fast_way_stops_whatever_the_lake_is_at(
             assert go_on.wait(120)
 
         if stage == "copy":
-            mirror.after_copy = hold
+            destination.after_copy = hold
         store = PostgresStore(own_server.settings(), 1)
         try:
-            with running(database, mirror, store=store) as run:
+            with running(database, destination, store=store) as run:
                 if stage == "apply":
                     run.wait_states("ready", 2)
                     run.wait_caught_up()
-                    mirror.before_events = hold
+                    destination.before_events = hold
                     connection.execute("update orders set counter = 2")
                 assert written.wait(60)
                 own_server.restart(mode="fast")
@@ -154,13 +155,13 @@ def test_a_store_that_is_away_for_a_while_is_waited_for_and_no_table_errs(
     store = PostgresStore(own_server.settings(), 1)
     with running(shop, store=store) as run:
         run.wait_states("ready", 2)
-        batches = len(run.mirror.batches)
+        batches = len(run.destination.batches)
         own_server.stop()
         with caplog.at_level(logging.WARNING):
             shop.execute("update orders set counter = 2")
             run.wait_for(lambda: "recording progress failed" in caplog.text)
             # Written, but not recorded: so it is not confirmed either.
-            assert len(run.mirror.batches) == batches + 1
+            assert len(run.destination.batches) == batches + 1
             before = confirmed_position(shop.connection, apply_slot_name(1))
             shop.execute("update orders set counter = 3")
             assert confirmed_position(shop.connection, apply_slot_name(1)) == before
@@ -172,7 +173,7 @@ def test_a_store_that_is_away_for_a_while_is_waited_for_and_no_table_errs(
 
 @pytest.mark.invariant(15)
 def test_a_lake_that_is_away_for_a_while_is_waited_for_and_no_table_errs(shop: Database, tmp_path: Path) -> None:
-    with driver(shop, tmp_path) as run:
+    with pipeline_process(shop, tmp_path) as run:
         run.start()
         run.wait_ready(2)
         away = run.warehouse.with_name("away")
@@ -198,7 +199,7 @@ def test_a_lake_that_is_away_for_a_while_is_waited_for_and_no_table_errs(shop: D
 def test_readers_see_the_old_rows_until_the_new_copy_of_a_resync_is_there_and_other_tables_go_on(
     shop: Database, tmp_path: Path
 ) -> None:
-    with driver(shop, tmp_path) as run:
+    with pipeline_process(shop, tmp_path) as run:
         run.start()
         run.wait_ready(2)
         run.wait_caught_up()
@@ -220,7 +221,7 @@ def test_readers_see_the_old_rows_until_the_new_copy_of_a_resync_is_there_and_ot
         run.assert_equal("orders", "items")
 
 
-def _epoch(run: Driver, table: str) -> str:
+def _epoch(run: PipelineProcess, table: str) -> str:
     """Which copy the lake table's rows come from."""
     loaded = open_lake(run.warehouse).load_table(f"public.{table}")
     for snapshot in sorted(loaded.snapshots(), key=lambda snapshot: -snapshot.sequence_number):

@@ -17,7 +17,7 @@ from headwater.source.slots import apply_slot_name
 from headwater.testing.compare import confirmed_position, flush_position, wait_until
 from tests.commands import HEADWATER, headwater, write_settings
 from tests.conftest import Database
-from tests.driver import driver
+from tests.pipeline_process import pipeline_process
 
 
 def test_wrong_settings_end_with_status_2_and_every_mistake(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_run_says_that_it_is_up_and_stops_in_order_after_the_batch_under_way(
 ) -> None:
     database.execute("create table t (id int primary key, v text); create publication shop for table t")
     database.execute("insert into t select i, 'row ' || i from generate_series(1, 1000) i")
-    with driver(database, tmp_path, verbose=False) as run:
+    with pipeline_process(database, tmp_path, verbose=False) as run:
         run.start()
         run.wait_said("public.t: ready", 90)
         up = 'pipeline 1 is up: 1 table of publication "shop", slot headwater_apply_1; Ctrl-C stops it in order'
@@ -87,7 +87,7 @@ def test_run_says_that_it_is_up_and_stops_in_order_after_the_batch_under_way(
 @pytest.mark.usefixtures("told_often")
 def test_a_second_signal_ends_at_once_though_a_batch_is_under_way(database: Database, tmp_path: Path) -> None:
     database.execute("create table t (id int primary key); create publication shop for table t")
-    with driver(database, tmp_path, verbose=False) as run:
+    with pipeline_process(database, tmp_path, verbose=False) as run:
         run.start()
         run.wait_said("public.t: ready", 90)
         jvm = run.jvm()

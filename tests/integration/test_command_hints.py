@@ -18,7 +18,7 @@ from headwater.states import INIT
 from headwater.store.postgres import PostgresStore
 from tests.commands import headwater, write_settings
 from tests.conftest import Database
-from tests.integration.mirror import running
+from tests.integration.running_pipeline import running
 
 
 @pytest.fixture

@@ -20,7 +20,8 @@ from headwater.states import DATA_SYNC, FINISHED_COPY, INIT
 from headwater.store.postgres import PostgresStore
 from tests.commands import headwater, write_settings
 from tests.conftest import Database
-from tests.integration.mirror import MirrorDestination, Running, running
+from tests.integration.memory_tables import MemoryTables
+from tests.integration.running_pipeline import RunningIntoMemory, running
 
 
 @pytest.fixture(autouse=True)
@@ -46,11 +47,11 @@ def file(shop: Database, tmp_path: Path) -> Path:
     return write_settings(shop, tmp_path)
 
 
-def wait_ready(run: Running, *tables: str) -> None:
+def wait_ready(run: RunningIntoMemory, *tables: str) -> None:
     run.wait_for(lambda: run.states() == {f"public.{table}": "ready" for table in tables})
 
 
-def make_dates_fail(shop: Database, run: Running) -> None:
+def make_dates_fail(shop: Database, run: RunningIntoMemory) -> None:
     wait_ready(run, "dates", "orders")
     shop.execute("insert into dates values (1, 'infinity')")
     run.wait_states("errored", 1)
@@ -92,12 +93,12 @@ def test_rollback_of_a_running_pipelines_table_leads_to_a_new_copy(shop: Databas
         shop.execute("insert into dates values (3, '2026-01-02')")
         run.wait_caught_up()
         run.assert_equal("dates", "orders")
-        assert (run.mirror.copies.count("dates"), run.mirror.copies.count("orders")) == (2, 1)
+        assert (run.destination.copies.count("dates"), run.destination.copies.count("orders")) == (2, 1)
 
 
 def test_rollback_of_a_stopped_pipelines_table_never_leads_straight_to_ready(shop: Database, file: Path) -> None:
-    mirror = MirrorDestination()
-    with running(shop, mirror, PostgresStore(shop.settings, 1)) as run:
+    destination = MemoryTables()
+    with running(shop, destination, PostgresStore(shop.settings, 1)) as run:
         make_dates_fail(shop, run)
         run.stop()
     shop.execute("delete from dates; insert into dates values (2, '2026-01-01')")
@@ -106,9 +107,9 @@ def test_rollback_of_a_stopped_pipelines_table_never_leads_straight_to_ready(sho
     assert shop.value("select count(*) from headwater.table_states where state ->> 'phase' = 'init'") == 1
     # It was copied before: that a first copy would be skipped is no matter any more.
     skip = TableSyncCopyConfig(mode=TableSyncCopyMode.SKIP_ALL)
-    with running(shop, mirror, PostgresStore(shop.settings, 1), table_sync_copy=skip) as run:
+    with running(shop, destination, PostgresStore(shop.settings, 1), table_sync_copy=skip) as run:
         wait_ready(run, "dates", "orders")
-        assert mirror.copies.count("dates") == 2
+        assert destination.copies.count("dates") == 2
         run.assert_equal("dates", "orders")
 
 
@@ -119,7 +120,7 @@ def test_rollback_is_only_for_tables_that_stopped(shop: Database, file: Path) ->
         assert "error: table public.orders did not stop with an error" in said
         assert f"headwater resync {file} public.orders" in said
         assert "it has public.dates, public.orders" in headwater("rollback", file, "public.x", status=1)
-        assert run.mirror.copies.count("orders") == 1
+        assert run.destination.copies.count("orders") == 1
 
 
 @pytest.mark.parametrize("tables", [("public.orders",), ("--all",)])
@@ -128,24 +129,24 @@ def test_resync_while_running_copies_again_without_disturbing_the_rest(
 ) -> None:
     with running(shop, store=PostgresStore(shop.settings, 1)) as run:
         wait_ready(run, "dates", "orders")
-        # What only a new copy mends: the mirror lost a row.
-        del run.mirror.tables["orders"][7]
+        # What only a new copy mends: the destination lost a row.
+        del run.destination.tables["orders"][7]
         slot = "select active_pid from pg_replication_slots where slot_name = %s"
         sender = shop.value(slot, [apply_slot_name(1)])
         headwater("resync", file, *tables)
-        run.wait_for(lambda: run.mirror.copies.count("orders") == 2)
+        run.wait_for(lambda: run.destination.copies.count("orders") == 2)
         wait_ready(run, "dates", "orders")
         shop.execute("update orders set note = 'later' where id < 20")
         run.wait_caught_up()
         run.assert_equal("orders", "dates")
-        assert run.mirror.copies.count("dates") == (2 if tables == ("--all",) else 1)
+        assert run.destination.copies.count("dates") == (2 if tables == ("--all",) else 1)
         assert shop.value(slot, [apply_slot_name(1)]) == sender
 
 
 def test_resync_of_a_table_in_mid_copy_ends_that_copy_and_starts_another(
     shop: Database, file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    mirror, begun, release = MirrorDestination(), threading.Event(), threading.Event()
+    destination, begun, release = MemoryTables(), threading.Event(), threading.Event()
     epochs: list[str] = []
 
     def block(rows: TableRows) -> None:
@@ -154,8 +155,8 @@ def test_resync_of_a_table_in_mid_copy_ends_that_copy_and_starts_another(
             begun.set()
             assert release.wait(60)
 
-    mirror.during_copy = block
-    with running(shop, mirror, PostgresStore(shop.settings, 1)) as run:
+    destination.during_copy = block
+    with running(shop, destination, PostgresStore(shop.settings, 1)) as run:
         assert begun.wait(30)
         headwater("resync", file, "public.orders")
         run.wait_for(lambda: "a new copy was asked for" in caplog.text)
@@ -200,8 +201,8 @@ def test_remove_refuses_while_the_pipeline_runs_and_asks_before_it_acts(shop: Da
 
 
 def test_remove_leaves_nothing_of_the_pipeline_but_the_lake(shop: Database, file: Path) -> None:
-    mirror, other = MirrorDestination(), PostgresStore(shop.settings, 2)
-    with running(shop, mirror, PostgresStore(shop.settings, 1)) as run:
+    destination, other = MemoryTables(), PostgresStore(shop.settings, 2)
+    with running(shop, destination, PostgresStore(shop.settings, 1)) as run:
         wait_ready(run, "dates", "orders")
         run.stop()
     with running(shop, store=other, id=2) as run:
@@ -222,6 +223,6 @@ def test_remove_leaves_nothing_of_the_pipeline_but_the_lake(shop: Database, file
     again = headwater("remove", file, "--yes")
     assert again.startswith("nothing was found: ")
     # Removed, it may begin anew.
-    with running(shop, mirror, PostgresStore(shop.settings, 1)) as run:
+    with running(shop, destination, PostgresStore(shop.settings, 1)) as run:
         wait_ready(run, "dates", "orders")
         run.assert_equal("orders")

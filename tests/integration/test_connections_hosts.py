@@ -18,7 +18,7 @@ from headwater.testing.postgres import DEFAULT_HBA, PostgresServer, ServerTls
 from headwater.testing.standby import promote, standby_of
 from headwater.wire.connection import WireConnection
 from headwater.wire.settings import ConnectSettings, Secret, TargetSessionAttrs, TlsMode, TlsSettings
-from tests.integration.ways import Ask, by_psycopg, by_replication, by_wire, each_way
+from tests.integration.connection_kinds import Ask, by_psycopg, by_replication, by_wire, each_connection_kind
 
 WHERE = "select current_setting('port')"
 OVER = "select case when inet_server_addr() is null then 'unix' else host(inet_server_addr()) end"
@@ -72,7 +72,7 @@ def ipv6_server(authority: trustme.CA) -> Iterator[PostgresServer]:
         yield server
 
 
-@each_way
+@each_connection_kind
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback address")
 @pytest.mark.parametrize("host", ["::1", "[::1]", "[::1]:{port}", "[::1]:1,[::1]:{port}"])
 def test_a_server_is_reached_by_ipv6_and_its_certificate_is_for_the_address(
@@ -87,14 +87,14 @@ def test_a_server_is_reached_by_ipv6_and_its_certificate_is_for_the_address(
         ask(ipv6_server.settings(tls=tls), OVER)
 
 
-@each_way
+@each_connection_kind
 def test_a_unix_socket_may_stand_among_the_hosts(ask: Ask, pair: Pair) -> None:
     assert ask(pair.primary.settings(tcp=False), OVER) == "unix"
     nowhere = f"127.0.0.1:{unused_port()}"
     assert ask(pair.primary.settings(tcp=False, host=f"{nowhere},{pair.primary.host}"), OVER) == "unix"
 
 
-@each_way
+@each_connection_kind
 def test_hosts_are_tried_in_order_and_one_that_is_down_is_passed_over(ask: Ask, pair: Pair) -> None:
     down, unknown = f"127.0.0.1:{unused_port()}", "no-such-host.invalid"
     any_of = TargetSessionAttrs.ANY
@@ -103,7 +103,7 @@ def test_hosts_are_tried_in_order_and_one_that_is_down_is_passed_over(ask: Ask, 
     assert ask(pair.settings(down, unknown, pair.standby, wanted=any_of), WHERE) == str(pair.standby.port)
 
 
-@each_way
+@each_connection_kind
 @pytest.mark.parametrize("standby_first", [True, False])
 @pytest.mark.parametrize(
     ("wanted", "reached"),
@@ -124,14 +124,14 @@ def test_the_wanted_server_is_found_wherever_it_stands(
     assert ask(settings, WHERE) == str(getattr(pair, reached).port)
 
 
-@each_way
+@each_connection_kind
 def test_a_standby_that_is_only_preferred_may_be_missing(ask: Ask, pair: Pair) -> None:
     down = f"127.0.0.1:{unused_port()}"
     settings = pair.settings(down, pair.primary, wanted=TargetSessionAttrs.PREFER_STANDBY)
     assert ask(settings, WHERE) == str(pair.primary.port)
 
 
-@each_way
+@each_connection_kind
 def test_a_read_only_primary_is_not_read_write(ask: Ask, pair: Pair) -> None:
     name = pair.primary.create_database()
     with pair.primary.connect() as connection:
@@ -147,7 +147,7 @@ def test_a_read_only_primary_is_not_read_write(ask: Ask, pair: Pair) -> None:
         pair.primary.drop_database(name)
 
 
-@each_way
+@each_connection_kind
 def test_when_no_host_will_do_each_ones_reason_is_told(ask: Ask, pair: Pair) -> None:
     port = unused_port()
     settings = pair.settings(f"127.0.0.1:{port}", "no-such-host.invalid", pair.standby)
@@ -162,7 +162,7 @@ def test_when_no_host_will_do_each_ones_reason_is_told(ask: Ask, pair: Pair) -> 
     assert settings.password.reveal() not in str(caught.value)
 
 
-@each_way
+@each_connection_kind
 def test_a_host_that_refuses_us_ends_the_search(ask: Ask, pair: Pair) -> None:
     settings = replace(pair.settings(pair.standby, pair.primary), password=Secret("wrong"))
     with pytest.raises(AuthenticationError) as caught:

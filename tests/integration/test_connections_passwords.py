@@ -19,7 +19,7 @@ from headwater.errors import AuthenticationError
 from headwater.testing.postgres import TRUSTED_SOCKET, PostgresServer, ServerTls
 from headwater.wire.messages import SSL_REQUEST
 from headwater.wire.settings import ConnectSettings, Secret, TlsMode, TlsSettings
-from tests.integration.ways import Ask, by_psycopg, by_wire, each_way
+from tests.integration.connection_kinds import Ask, by_psycopg, by_wire, each_connection_kind
 
 WHO = "select current_user::text"
 # getaddrinfo takes it for 127.0.0.1, and we don't know it for loopback: as good as a host elsewhere.
@@ -101,7 +101,7 @@ def set_password(server: PostgresServer, method: str, password: str) -> ConnectS
     return server.settings(username=role, password=Secret(password), tls=TlsSettings(TlsMode.DISABLE))
 
 
-@each_way
+@each_connection_kind
 @pytest.mark.parametrize("method", ["scram-sha-256", "md5", "password"])
 @pytest.mark.parametrize("password", ODD.values(), ids=ODD.keys())
 def test_a_password_may_have_every_odd_character(server: PostgresServer, ask: Ask, method: str, password: str) -> None:
@@ -135,7 +135,7 @@ def test_scram_prepares_random_passwords_as_the_server_does(server: PostgresServ
 
 
 @pytest.mark.versions
-@each_way
+@each_connection_kind
 def test_a_clear_text_password_is_sent_only_where_others_cannot_read_it(
     server: PostgresServer, authority: trustme.CA, ask: Ask
 ) -> None:
@@ -158,7 +158,7 @@ def test_a_clear_text_password_is_sent_only_where_others_cannot_read_it(
 
 
 @pytest.mark.versions
-@each_way
+@each_connection_kind
 @pytest.mark.parametrize("method", ["scram-sha-256", "md5"])
 def test_other_methods_need_no_tls_because_they_do_not_send_the_password(
     server: PostgresServer, ask: Ask, method: str
@@ -169,7 +169,7 @@ def test_other_methods_need_no_tls_because_they_do_not_send_the_password(
 
 
 @pytest.mark.versions
-@each_way
+@each_connection_kind
 def test_scram_notices_who_terminates_tls_on_the_way(server: PostgresServer, ask: Ask) -> None:
     settings = replace(set_password(server, "scram-sha-256", "bound"), tls=TlsSettings(TlsMode.REQUIRE))
     assert ask(settings, WHO) == settings.username
@@ -211,7 +211,7 @@ def terminating_tls(server_port: int) -> Iterator[int]:
 
 
 @pytest.mark.versions
-@each_way
+@each_connection_kind
 def test_a_password_that_is_asked_for_and_missing_is_told(server: PostgresServer, ask: Ask) -> None:
     settings = replace(set_password(server, "scram-sha-256", "there is one"), password=None)
     with pytest.raises(AuthenticationError) as caught:

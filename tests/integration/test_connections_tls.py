@@ -30,8 +30,9 @@ from headwater.testing.postgres import TRUSTED_SOCKET, PostgresServer, ServerTls
 from headwater.wire.settings import ConnectSettings, Secret, TlsMode, TlsSettings
 from headwater.wire.tls import with_contents
 from tests.conftest import Database
-from tests.integration.mirror import MirrorDestination, running
-from tests.integration.ways import Ask, each_way
+from tests.integration.connection_kinds import Ask, each_connection_kind
+from tests.integration.memory_tables import MemoryTables
+from tests.integration.running_pipeline import running
 
 IN_TLS = "select case when ssl then 'tls' else 'plain' end from pg_stat_ssl where pid = pg_backend_pid()"
 WHO_SHOWED_WHAT = "select client_dn from pg_stat_ssl where pid = pg_backend_pid()"
@@ -103,7 +104,7 @@ def assert_says_what_to_do(error: HeadwaterError) -> None:
     assert error.hint
 
 
-@each_way
+@each_connection_kind
 @pytest.mark.parametrize("as_file", [True, False], ids=["path", "text"])
 @pytest.mark.parametrize("mode", list(TlsMode))
 def test_every_mode_reaches_the_right_server(
@@ -127,7 +128,7 @@ def test_every_mode_reaches_the_right_server(
 
 
 @pytest.mark.versions
-@each_way
+@each_connection_kind
 def test_verify_ca_accepts_another_name_and_verify_full_refuses_it(
     server: PostgresServer, authority: trustme.CA, ask: Ask
 ) -> None:
@@ -139,7 +140,7 @@ def test_verify_ca_accepts_another_name_and_verify_full_refuses_it(
     assert "verify-ca" in caught.value.hint
 
 
-@each_way
+@each_connection_kind
 @pytest.mark.parametrize("mode", [TlsMode.REQUIRE, TlsMode.VERIFY_CA, TlsMode.VERIFY_FULL])
 @pytest.mark.parametrize("trusted", ["a stranger", "the system"])
 def test_a_certificate_that_no_trusted_root_signed_is_refused(
@@ -157,7 +158,7 @@ def test_a_certificate_that_no_trusted_root_signed_is_refused(
     assert "tls.trusted_root_certs" in caught.value.hint
 
 
-@each_way
+@each_connection_kind
 def test_a_server_without_tls_is_refused_where_tls_is_required(plain_server: PostgresServer, ask: Ask) -> None:
     assert ask(plain_server.settings(tls=TlsSettings(TlsMode.PREFER)), IN_TLS) == "plain"
     with pytest.raises(TlsError, match="does not offer TLS") as caught:
@@ -166,7 +167,7 @@ def test_a_server_without_tls_is_refused_where_tls_is_required(plain_server: Pos
 
 
 @pytest.mark.versions
-@each_way
+@each_connection_kind
 @pytest.mark.parametrize("given", ["text", "paths", "encrypted key"])
 def test_a_client_certificate_is_enough_where_the_server_asks_for_one(
     server: PostgresServer, authority: trustme.CA, tmp_path: Path, ask: Ask, given: str
@@ -198,7 +199,7 @@ def encrypted(key: Secret, password: Secret) -> Secret:
 
 
 @pytest.mark.versions
-@each_way
+@each_connection_kind
 def test_a_server_may_ask_for_a_certificate_and_a_password(
     server: PostgresServer, authority: trustme.CA, ask: Ask
 ) -> None:
@@ -215,7 +216,7 @@ def test_a_server_may_ask_for_a_certificate_and_a_password(
 
 
 @pytest.mark.versions
-@each_way
+@each_connection_kind
 def test_a_missing_wrong_or_strange_client_certificate_is_told(
     server: PostgresServer, authority: trustme.CA, ask: Ask
 ) -> None:
@@ -234,7 +235,7 @@ def test_a_missing_wrong_or_strange_client_certificate_is_told(
     assert_says_what_to_do(wrong.value)
 
 
-@each_way
+@each_connection_kind
 def test_a_client_certificate_that_cannot_be_used_is_told_before_anything_is_sent(
     server: PostgresServer, plain_server: PostgresServer, authority: trustme.CA, tmp_path: Path, ask: Ask
 ) -> None:
@@ -295,16 +296,16 @@ def test_a_whole_pipeline_runs_with_a_client_certificate_over_a_list_of_hosts(
                 "insert into t select i, 'copied' from generate_series(1, 100) i; create publication shop for table t;"
                 "grant select on t to by_cert"
             )
-            database, mirror = Database(server, name, session), MirrorDestination()
+            database, destination = Database(server, name, session), MemoryTables()
             for turn in range(2):
                 store = PostgresStore(connection.connect_settings(), 1)
-                with running(database, mirror, store, pg_connection=connection) as run:
+                with running(database, destination, store, pg_connection=connection) as run:
                     run.wait_states("ready", 1)
                     session.execute("update t set v = v || %s where id <= 10", [str(turn)])
                     run.wait_caught_up()
                     run.assert_equal("t")
                     run.stop()
-            assert mirror.copies == ["t"]
+            assert destination.copies == ["t"]
     finally:
         server.drop_database(name)
 

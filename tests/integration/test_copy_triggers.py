@@ -23,7 +23,8 @@ from headwater.source.slots import apply_slot_name
 from headwater.states import to_be_copied
 from headwater.store.postgres import PostgresStore
 from tests.conftest import Database
-from tests.integration.mirror import MirrorDestination, Running, running
+from tests.integration.memory_tables import MemoryTables
+from tests.integration.running_pipeline import RunningIntoMemory, running
 
 SETTINGS = {
     "include_all": TableSyncCopyConfig(),
@@ -33,7 +34,7 @@ SETTINGS = {
 }
 
 
-class FailsOnce(MirrorDestination):
+class FailsOnce(MemoryTables):
     """One batch's part of a table fails when it is told to."""
 
     def __init__(self) -> None:
@@ -59,35 +60,35 @@ def orders_id(shop: Database) -> TableId:
     return TableId(shop.value("select 'orders'::regclass::oid::bigint"))
 
 
-def rewrite(shop: Database, mirror: FailsOnce) -> None:
+def rewrite(shop: Database, destination: FailsOnce) -> None:
     shop.execute("alter table orders alter n type int using n * 10")
 
 
-def add_a_column(shop: Database, mirror: FailsOnce) -> None:
+def add_a_column(shop: Database, destination: FailsOnce) -> None:
     shop.execute("alter table orders add c int default 3; insert into orders values (90, 9, 9)")
 
 
-def leave_and_come_back(shop: Database, mirror: FailsOnce) -> None:
+def leave_and_come_back(shop: Database, destination: FailsOnce) -> None:
     shop.execute("alter publication shop drop table orders; alter publication shop add table orders")
 
 
-def ask_for_it(shop: Database, mirror: FailsOnce) -> None:
+def ask_for_it(shop: Database, destination: FailsOnce) -> None:
     store = PostgresStore(shop.settings, 1)
     store.load_table_states()
     store.update_table_state(orders_id(shop), to_be_copied(store.get_table_state(orders_id(shop))))
     store.close()
 
 
-def fail_in_a_batch(shop: Database, mirror: FailsOnce) -> None:
-    mirror.fails = orders_id(shop)
+def fail_in_a_batch(shop: Database, destination: FailsOnce) -> None:
+    destination.fails = orders_id(shop)
     shop.execute("update orders set n = 77 where id = 4")
 
 
-def lose_the_slot(shop: Database, mirror: FailsOnce) -> None:
+def lose_the_slot(shop: Database, destination: FailsOnce) -> None:
     shop.execute(f"select pg_drop_replication_slot('{apply_slot_name(1)}'); delete from items where id = 2")
 
 
-def nothing(shop: Database, mirror: FailsOnce) -> None:
+def nothing(shop: Database, destination: FailsOnce) -> None:
     pass
 
 
@@ -131,7 +132,7 @@ def shop(database: Database, monkeypatch: pytest.MonkeyPatch) -> Database:
     return database
 
 
-def judged(run: Running) -> None:
+def judged(run: RunningIntoMemory) -> None:
     """Wait until the catalog, as it is now, was judged, and every table is ready behind it."""
     now = int(run.database.value("select pg_current_wal_insert_lsn() - '0/0'::pg_lsn"))
     run.database.execute("select pg_logical_emit_message(true, 'now', '')")
@@ -144,31 +145,31 @@ def judged(run: Running) -> None:
 def test_every_trigger_of_a_new_copy_makes_a_whole_one_whatever_was_copied_at_first(
     shop: Database, name: str, setting: str
 ) -> None:
-    trigger, mirror, chosen = TRIGGERS[name], FailsOnce(), SETTINGS[setting]
+    trigger, destination, chosen = TRIGGERS[name], FailsOnce(), SETTINGS[setting]
     settings: dict[str, Any] = {
         "table_sync_copy": chosen,
         "invalidated_slot_behavior": InvalidatedSlotBehavior.RECREATE,
     }
-    with running(shop, mirror, PostgresStore(shop.settings, 1), **settings) as run:
+    with running(shop, destination, PostgresStore(shop.settings, 1), **settings) as run:
         run.wait_states("ready", 2)
         for table in ("orders", "items"):
-            assert bool(mirror.tables[table]) is chosen.copies(f"public.{table}")
+            assert bool(destination.tables[table]) is chosen.copies(f"public.{table}")
         shop.execute("insert into orders values (50, 5); insert into items values (50, 5)")
         run.wait_caught_up()
-        assert 50 in mirror.tables["orders"]
+        assert 50 in destination.tables["orders"]
         if not trigger.stopped:
-            trigger.act(shop, mirror)
-            run.wait_for(lambda: mirror.copies.count("orders") == 2)
+            trigger.act(shop, destination)
+            run.wait_for(lambda: destination.copies.count("orders") == 2)
             _compare(run, trigger, chosen)
             return
         run.stop()
-    trigger.act(shop, mirror)
-    with running(shop, mirror, trigger.store(shop.settings, 1), **settings) as run:
-        run.wait_for(lambda: mirror.copies.count("orders") == 2)
+    trigger.act(shop, destination)
+    with running(shop, destination, trigger.store(shop.settings, 1), **settings) as run:
+        run.wait_for(lambda: destination.copies.count("orders") == 2)
         _compare(run, trigger, chosen)
 
 
-def _compare(run: Running, trigger: Trigger, chosen: TableSyncCopyConfig) -> None:
+def _compare(run: RunningIntoMemory, trigger: Trigger, chosen: TableSyncCopyConfig) -> None:
     judged(run)
     shop = run.database
     shop.execute(
@@ -180,5 +181,5 @@ def _compare(run: Running, trigger: Trigger, chosen: TableSyncCopyConfig) -> Non
         run.assert_equal("items")
     else:
         # Nothing led to a copy of this one.
-        assert sorted(run.mirror.tables["items"]) == [50, 60]
-    assert run.mirror.copies.count("orders") == 2
+        assert sorted(run.destination.tables["items"]) == [50, 60]
+    assert run.destination.copies.count("orders") == 2

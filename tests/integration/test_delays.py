@@ -13,7 +13,7 @@ import pytest
 from tests.conftest import Database
 from tests.fuzz.catalog_run import model_run
 from tests.fuzz.generator import MASKED, Generator
-from tests.integration.behind import behind
+from tests.integration.run_after_call import run_after_call
 
 READS = (
     "headwater.engine.apply.lineage:flush_lsn",
@@ -75,7 +75,7 @@ def test_what_changes_behind_a_read_of_the_source_leaves_every_table_equal(datab
     with model_run(database, Generator(seed, database).setup()) as run:
         meanwhile = Meanwhile(database, seed)
         try:
-            with behind(read, meanwhile.act):
+            with run_after_call(read, meanwhile.act):
                 for _ in range(2):
                     meanwhile.allow(_TIMES)
                     run.start()

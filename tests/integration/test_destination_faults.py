@@ -11,10 +11,11 @@ from headwater.errors import DestinationError, DestinationUnavailable, Retry
 from headwater.events import TableRows
 from headwater.states import INIT
 from headwater.store.memory import MemoryStore
+from tests.background_writes import writing_by
 from tests.conftest import Database
-from tests.durable import Counting, FileMirror
-from tests.integration.mirror import MirrorDestination, config, running, watched
-from tests.writer import writing_by
+from tests.file_destination import CounterChanges, FileDestination
+from tests.integration.memory_tables import MemoryTables
+from tests.integration.running_pipeline import config, running, running_pipeline
 
 TABLES = ("orders", "items")
 
@@ -50,23 +51,23 @@ def test_the_destination_fails_before_during_and_after_a_batch_and_nothing_is_lo
     shop: Database, tmp_path: Path, moment: str
 ) -> None:
     """During: one table of the batch is durable, the other is not. After: both are, and nobody is told."""
-    mirror, fail, counting = FileMirror(tmp_path / "mirror.db"), Failing(), Counting(*TABLES)
-    with watched(shop, config(shop), MemoryStore(), mirror) as run:
+    destination, fail, counting = FileDestination(tmp_path / "destination.db"), Failing(), CounterChanges(*TABLES)
+    with running_pipeline(shop, config(shop), MemoryStore(), destination) as run:
         run.wait_states("ready", 2)
         with writing_by(shop, counting, pace_seconds=0.002):
             if moment == "before":
-                mirror.before_batch = fail
+                destination.before_batch = fail
             elif moment == "during":
-                mirror.after_table = lambda name: fail(name) if name == "items" else None
+                destination.after_table = lambda name: fail(name) if name == "items" else None
             else:
-                mirror.after_batch = fail
+                destination.after_batch = fail
             run.wait_for(lambda: fail.failures == 3)
             changes = run.pipeline.progress.snapshot().changes
             run.wait_for(lambda: run.pipeline.progress.snapshot().changes > changes)
         run.wait_caught_up()
-        mirror.assert_equal(shop, *TABLES)
-        mirror.assert_every_step_once(*TABLES)
-        assert [mirror.copies(table) for table in TABLES] == [1, 1]
+        destination.assert_equal(shop, *TABLES)
+        destination.assert_every_step_once(*TABLES)
+        assert [destination.copies(table) for table in TABLES] == [1, 1]
 
 
 @pytest.mark.parametrize("moment", ["before", "during", "after"])
@@ -75,51 +76,51 @@ def test_the_destination_fails_before_during_and_after_a_copy_and_the_copy_is_ma
 ) -> None:
     for table in TABLES:
         shop.execute(f"insert into {table} select i, 1 from generate_series(1, 1000) i")
-    mirror, failures = MirrorDestination(), iter(range(2))
+    destination, failures = MemoryTables(), iter(range(2))
 
     def fail(rows: TableRows) -> None:
         if next(failures, None) is not None:
             raise DestinationUnavailable("the destination went away", hint="Wait.")
 
     if moment == "before":
-        mirror.before_copy = fail
+        destination.before_copy = fail
     elif moment == "during":
-        mirror.during_copy = fail
+        destination.during_copy = fail
     else:
-        mirror.after_copy = fail
-    with running(shop, mirror) as run:
+        destination.after_copy = fail
+    with running(shop, destination) as run:
         run.wait_states("ready", 2)
         shop.execute("update orders set counter = 2 where id <= 10; delete from items where id > 900")
         run.wait_caught_up()
         run.assert_equal(*TABLES)
     assert next(failures, None) is None
     # One that failed after the rows were there was a copy, too: the next one took its place.
-    assert len(mirror.copies) == (4 if moment == "after" else 2)
+    assert len(destination.copies) == (4 if moment == "after" else 2)
 
 
 def test_a_table_whose_error_says_never_is_not_tried_again_by_itself_and_a_person_may(shop: Database) -> None:
-    mirror, store, refusals = MirrorDestination(), MemoryStore(), iter(range(1))
+    destination, store, refusals = MemoryTables(), MemoryStore(), iter(range(1))
 
     def refuse(rows: TableRows) -> None:
         if next(refusals, None) is not None:
             raise DestinationError("no such thing here", hint="Nothing helps.", retry=Retry.NEVER)
 
-    mirror.before_copy = refuse
-    with running(shop, mirror, store) as run:
+    destination.before_copy = refuse
+    with running(shop, destination, store) as run:
         run.wait_states("errored", 1)
         run.wait_states("ready", 1)
         run.stop()
     # Started again, with another table to copy: the pool has gone round, and the one that stopped was left alone.
     shop.execute("create table late(id int primary key); alter publication shop add table late")
-    with running(shop, mirror, store) as run:
+    with running(shop, destination, store) as run:
         run.wait_states("ready", 2)
         assert list(run.states().values()).count("errored") == 1
-        assert len(mirror.copies) == 2
+        assert len(destination.copies) == 2
         (table, state) = next((t, s) for t, s in store.get_table_states().items() if s.reason)
         assert state.retry_policy is not None
         assert (state.retry_policy.kind, state.retry_policy.next_retry) == (Retry.NEVER, None)
         run.stop()
     store.update_table_state(table, INIT)
-    with running(shop, mirror, store) as run:
+    with running(shop, destination, store) as run:
         run.wait_states("ready", 3)
         run.assert_equal(*TABLES, "late")

@@ -1,4 +1,4 @@
-"""The engine over a real server, into a mirror in memory: hand-off, confirming, restarts, errors."""
+"""The engine over a real server, into tables in memory: hand-off, confirming, restarts, errors."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ from headwater.store.memory import MemoryStore
 from headwater.store.postgres import PostgresStore
 from headwater.testing.compare import confirmed_position, wait_until
 from headwater.testing.postgres import PostgresServer
+from tests.background_writes import writing
 from tests.conftest import Database
-from tests.integration.mirror import MirrorDestination, config, running
-from tests.writer import writing
+from tests.integration.memory_tables import MemoryTables
+from tests.integration.running_pipeline import config, running
 
 SLOT = apply_slot_name(1)
 
@@ -55,14 +56,14 @@ def shop(database: Database) -> Database:
 def test_rows_written_during_the_copy_are_neither_lost_nor_doubled(shop: Database) -> None:
     with writing(shop), running(shop) as run:
         run.wait_states("ready", 2)
-        before = len(run.mirror.batches)
-        run.wait_for(lambda: len(run.mirror.batches) > before + 20)
+        before = len(run.destination.batches)
+        run.wait_for(lambda: len(run.destination.batches) > before + 20)
         run.pipeline.shutdown()
         run.pipeline.wait()
-    with running(shop, run.mirror, run.pipeline._store) as again:
+    with running(shop, run.destination, run.pipeline._store) as again:
         again.wait_caught_up()
         again.assert_equal("orders", "items")
-        assert sorted(again.mirror.copies) == ["items", "orders"]
+        assert sorted(again.destination.copies) == ["items", "orders"]
 
 
 @pytest.mark.versions
@@ -72,7 +73,7 @@ def test_all_tables_reach_ready_with_no_traffic_at_all(database: Database) -> No
     database.execute("create publication shop for all tables")
     with running(database) as run:
         run.wait_states("ready", 12)
-        assert all(run.mirror.tables[f"t{number}"] == {} for number in range(12))
+        assert all(run.destination.tables[f"t{number}"] == {} for number in range(12))
     slots = database.execute("select slot_name from pg_replication_slots where database = current_database()")
     assert slots == [(SLOT,)]
 
@@ -95,7 +96,7 @@ def test_a_store_that_is_out_of_reach_for_a_state_is_waited_for(shop: Database) 
         run.wait_states("ready", 2)
         store.failures = 3
         shop.execute("alter table items add column extra int default 7; update items set counter = 2 where id < 9")
-        run.wait_for(lambda: run.mirror.copies.count("items") >= 2)
+        run.wait_for(lambda: run.destination.copies.count("items") >= 2)
         run.wait_states("ready", 2)
         run.wait_caught_up()
         run.assert_equal("orders", "items")
@@ -128,7 +129,7 @@ def test_invariant_2_write_then_record_then_confirm(shop: Database) -> None:
         run.wait_states("ready", 2)
         store.early.clear()  # a hand-off records what was confirmed while idle
         release = threading.Event()
-        run.mirror.before_events = lambda batch: _wait(release)
+        run.destination.before_events = lambda batch: _wait(release)
         recorded = len(store.recorded)
         shop.execute("update orders set counter = counter + 1 where id <= 10")
         lsn = int(shop.value("select pg_current_wal_flush_lsn() - '0/0'"))
@@ -157,7 +158,7 @@ def test_a_destination_that_fails_is_tried_again_and_nothing_is_confirmed_meanwh
                 assert confirmed_position(shop.connection, SLOT) < batch.end_lsn.value
                 raise DestinationError("not now", hint="later")
 
-        run.mirror.before_events = fail
+        run.destination.before_events = fail
         shop.execute("update orders set counter = 77 where id <= 10")
         run.wait_caught_up()
         assert next(failures, None) is None
@@ -176,7 +177,7 @@ def test_a_destination_that_goes_on_failing_ends_the_run_with_its_error_and_noth
             attempts.append(batch.end_lsn)
             raise DestinationError("broken for good", hint="mend it")
 
-        run.mirror.before_events = fail
+        run.destination.before_events = fail
         shop.execute("update orders set counter = 77 where id <= 10")
         with pytest.raises(DestinationError, match="broken for good"):
             run.pipeline.wait(30)
@@ -191,7 +192,7 @@ def test_invariant_4_a_transaction_beyond_the_memory_budget_is_one_batch(shop: D
         shop.execute("insert into orders select i, 1, repeat('x', 2000) from generate_series(10000, 60000) i")
         run.wait_caught_up()
         run.assert_equal("orders", "items")
-        assert max(batch.change_count for batch in run.mirror.batches) == 50001
+        assert max(batch.change_count for batch in run.destination.batches) == 50001
 
 
 def test_invariant_8_the_connection_is_answered_while_the_destination_writes() -> None:
@@ -207,7 +208,7 @@ def test_invariant_8_the_connection_is_answered_while_the_destination_writes() -
                 begun.set()
                 assert release.wait(30)
 
-            run.mirror.before_events = block
+            run.destination.before_events = block
             shop.execute("insert into orders select generate_series(1, 10)")
             assert begun.wait(10)
             # Three timeouts long; a client that says nothing loses its walsender after one.
@@ -227,7 +228,7 @@ def test_invariant_9_an_idle_pipeline_writes_nothing_and_its_slot_advances(shop:
         # WAL that concerns nobody, in the database and of the store itself: the slot follows it all.
         shop.execute("create temp table unpublished(x int)")
         run.wait_caught_up()
-        before, batches = _store_rows(shop), len(run.mirror.batches)
+        before, batches = _store_rows(shop), len(run.destination.batches)
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             shop.execute("insert into unpublished values (1)")
@@ -235,7 +236,7 @@ def test_invariant_9_an_idle_pipeline_writes_nothing_and_its_slot_advances(shop:
             time.sleep(0.25)
         run.wait_caught_up()
         assert _store_rows(shop) == before
-        assert len(run.mirror.batches) == batches
+        assert len(run.destination.batches) == batches
 
 
 def _store_rows(shop: Database) -> list[tuple[object, ...]]:
@@ -261,18 +262,18 @@ def test_the_destination_is_shut_down_once(shop: Database) -> None:
         run.wait_states("ready", 2)
         run.stop()
         run.pipeline.shutdown()
-    assert run.mirror.shutdowns == 1
+    assert run.destination.shutdowns == 1
 
 
 def test_shutdown_interrupts_a_copy_that_waits_for_its_result_and_no_error_is_recorded(shop: Database) -> None:
-    mirror, store, begun, release = MirrorDestination(), MemoryStore(), threading.Event(), threading.Event()
+    destination, store, begun, release = MemoryTables(), MemoryStore(), threading.Event(), threading.Event()
 
     def block(rows: TableRows) -> None:
         begun.set()
         release.wait(30)
 
-    mirror.before_copy = block
-    with running(shop, mirror, store) as run:
+    destination.before_copy = block
+    with running(shop, destination, store) as run:
         assert begun.wait(30)
         run.stop()
         release.set()
@@ -285,11 +286,11 @@ def test_changes_go_on_after_the_walsender_was_ended(shop: Database) -> None:
         run.wait_states("ready", 2)
         with writing(shop):
             for _ in range(3):
-                before = len(run.mirror.batches)
+                before = len(run.destination.batches)
                 shop.execute(
                     "select pg_terminate_backend(active_pid) from pg_replication_slots where slot_name = %s", [SLOT]
                 )
-                run.wait_for(lambda before=before: len(run.mirror.batches) > before + 3)  # type: ignore[misc]
+                run.wait_for(lambda before=before: len(run.destination.batches) > before + 3)  # type: ignore[misc]
         run.wait_caught_up()
         run.assert_equal("orders", "items")
 
@@ -314,16 +315,16 @@ def test_changes_go_on_after_the_server_restarted() -> None:
 
 @pytest.mark.versions
 def test_a_restart_delivers_nothing_twice_that_was_confirmed(shop: Database) -> None:
-    store, mirror = MemoryStore(), MirrorDestination()
+    store, destination = MemoryStore(), MemoryTables()
     for turn in range(3):
-        with running(shop, mirror, store) as run:
+        with running(shop, destination, store) as run:
             run.wait_states("ready", 2)
             shop.execute(f"update orders set counter = {turn} where id <= 100")
             run.wait_caught_up()
             run.stop()
-    updates = sum(len(step.op) for batch in mirror.batches for steps in batch.tables.values() for step in steps)  # type: ignore[union-attr]
+    updates = sum(len(step.op) for batch in destination.batches for steps in batch.tables.values() for step in steps)  # type: ignore[union-attr]
     assert updates == 300
-    assert sorted(mirror.copies) == ["items", "orders"]
+    assert sorted(destination.copies) == ["items", "orders"]
 
 
 @pytest.mark.versions
@@ -332,36 +333,36 @@ def test_a_table_whose_schema_changes_is_copied_again_and_ends_equal(shop: Datab
         run.wait_states("ready", 2)
         with writing(shop):
             shop.execute("alter table items add column extra int default 7")
-            run.wait_for(lambda: run.mirror.copies.count("items") == 2)
+            run.wait_for(lambda: run.destination.copies.count("items") == 2)
             run.wait_states("ready", 2)
         run.wait_caught_up()
         run.wait_states("ready", 2)
         run.wait_caught_up()
         run.assert_equal("orders", "items")
-        assert run.mirror.copies.count("orders") == 1
+        assert run.destination.copies.count("orders") == 1
 
 
 @pytest.mark.versions
 def test_invariant_10_a_lost_slot_is_an_error_unless_recreate_was_chosen(shop: Database) -> None:
-    store, mirror = MemoryStore(), MirrorDestination()
-    with running(shop, mirror, store) as run:
+    store, destination = MemoryStore(), MemoryTables()
+    with running(shop, destination, store) as run:
         run.wait_states("ready", 2)
         run.stop()
     shop.execute("select pg_drop_replication_slot(%s)", [SLOT])
     shop.execute("update orders set counter = 99")
-    with pytest.raises(SlotError) as caught, running(shop, mirror, store):
+    with pytest.raises(SlotError) as caught, running(shop, destination, store):
         pass
     assert caught.value.hint
-    with running(shop, mirror, store, invalidated_slot_behavior=InvalidatedSlotBehavior.RECREATE) as run:
+    with running(shop, destination, store, invalidated_slot_behavior=InvalidatedSlotBehavior.RECREATE) as run:
         run.wait_states("ready", 2)
         run.wait_caught_up()
         run.assert_equal("orders", "items")
-    assert mirror.copies.count("orders") == 2
+    assert destination.copies.count("orders") == 2
 
 
 def test_a_stop_between_two_attempts_at_a_batch_confirms_nothing_past_it(shop: Database) -> None:
-    store, mirror = MemoryStore(), MirrorDestination()
-    with running(shop, mirror, store) as run:
+    store, destination = MemoryStore(), MemoryTables()
+    with running(shop, destination, store) as run:
         run.wait_states("ready", 2)
         attempts: list[EventBatch] = []
 
@@ -369,13 +370,13 @@ def test_a_stop_between_two_attempts_at_a_batch_confirms_nothing_past_it(shop: D
             attempts.append(batch)
             raise DestinationUnavailable("the lake is away", hint="wait")
 
-        mirror.before_events = away
+        destination.before_events = away
         shop.execute("update orders set counter = 11 where id = 1")
         run.wait_for(lambda: len(attempts) >= 1)
         shop.execute("update orders set counter = 12 where id = 2")
-        mirror.before_events = lambda batch: None
+        destination.before_events = lambda batch: None
         run.stop()
-    with running(shop, mirror, store) as run:
+    with running(shop, destination, store) as run:
         run.wait_caught_up()
         run.assert_equal("orders", "items")
 
@@ -390,7 +391,7 @@ class StoreThatGoesAway(MemoryStore):
 
 
 def test_a_table_whose_worker_failed_while_the_store_was_away_is_taken_up_again(shop: Database) -> None:
-    store, mirror, failed = StoreThatGoesAway(), MirrorDestination(), threading.Event()
+    store, destination, failed = StoreThatGoesAway(), MemoryTables(), threading.Event()
 
     def fail_once(rows: TableRows) -> None:
         if not failed.is_set():
@@ -398,8 +399,8 @@ def test_a_table_whose_worker_failed_while_the_store_was_away_is_taken_up_again(
             failed.set()
             raise ConnectionLost("the server went away", hint="wait")
 
-    mirror.before_copy = fail_once
-    with running(shop, mirror, store) as run:
+    destination.before_copy = fail_once
+    with running(shop, destination, store) as run:
         assert failed.wait(30)
         run.wait_for(lambda: bool(run.pipeline.progress.snapshot().errors))
         store.away = False
@@ -438,14 +439,14 @@ def test_types_without_a_binary_decoder_arrive_as_their_text(database: Database)
         expected = database.execute(
             "select id, i::text, host(n) || '/8', r::text, t::text, c::text || '   ', x, a::text from odd"
         )
-        assert run.mirror.tables["odd"] == {row[0]: row for row in expected}
+        assert run.destination.tables["odd"] == {row[0]: row for row in expected}
 
 
 @pytest.mark.invariant(1)
 @pytest.mark.parametrize("moment", ["while it reads", "before it reads"])
 def test_vacuum_full_and_a_rewriting_alter_during_a_copy_end_equal(shop: Database, moment: str) -> None:
     """While ranges are read the statements wait for the copy; before, copy and statements would wait for each other."""
-    mirror, release = MirrorDestination(), threading.Event()
+    destination, release = MemoryTables(), threading.Event()
     both = threading.Barrier(3)
 
     def block(rows: TableRows) -> None:
@@ -454,9 +455,9 @@ def test_vacuum_full_and_a_rewriting_alter_during_a_copy_end_equal(shop: Databas
             assert release.wait(60)
 
     if moment == "while it reads":
-        mirror.during_copy = block
+        destination.during_copy = block
     else:
-        mirror.before_copy = block
+        destination.before_copy = block
     shop.execute("delete from orders where id % 2 = 0")
     statements = ["vacuum full orders", "alter table items alter column counter type bigint"]
 
@@ -464,7 +465,7 @@ def test_vacuum_full_and_a_rewriting_alter_during_a_copy_end_equal(shop: Databas
         with shop.connect() as connection:
             connection.execute(statement)  # type: ignore[arg-type]
 
-    with running(shop, mirror) as run:
+    with running(shop, destination) as run:
         both.wait(30)
         threads = [threading.Thread(target=execute, args=(statement,)) for statement in statements]
         for thread in threads:
@@ -474,15 +475,15 @@ def test_vacuum_full_and_a_rewriting_alter_during_a_copy_end_equal(shop: Databas
         release.set()
         for thread in threads:
             thread.join()
-        copied = list(mirror.copies)
+        copied = list(destination.copies)
         shop.execute("update items set counter = counter + 1 where id <= 3")
-        run.wait_for(lambda: mirror.copies.count("items") >= (2 if moment == "while it reads" else 1))
+        run.wait_for(lambda: destination.copies.count("items") >= (2 if moment == "while it reads" else 1))
         run.wait_states("ready", 2)
         run.wait_caught_up()
         run.assert_equal("orders", "items")
         if moment == "while it reads":
             assert sorted(copied) == ["items", "orders"], "the statements did not wait for the copies"
-            assert mirror.copies.count("orders") == 1
+            assert destination.copies.count("orders") == 1
 
 
 def test_start_reports_all_findings_at_once(database: Database) -> None:
@@ -533,9 +534,9 @@ def test_a_destination_without_metadata_gets_no_row_that_lacks_a_column_of_the_c
         run.wait_caught_up()
         # In one transaction: no look at the catalog comes between.
         database.execute("begin; alter table orders drop column gone; insert into orders values (2, 5); commit")
-        run.wait_for(lambda: run.mirror.copies.count("orders") == 2)
+        run.wait_for(lambda: run.destination.copies.count("orders") == 2)
         run.wait_states("ready", 1)
         run.wait_caught_up()
         run.assert_equal("orders")
-        rows = [event.new for batch in run.mirror.batches for event in batch.events() if isinstance(event, Insert)]
+        rows = [event.new for batch in run.destination.batches for event in batch.events() if isinstance(event, Insert)]
         assert all(len(row) == 3 for row in rows)

@@ -21,7 +21,8 @@ from headwater.testing.postgres import PostgresServer
 from headwater.testing.standby import PHYSICAL_SLOT, promote, standby_of, stop_following, wait_replayed, wait_synced
 from headwater.wire.settings import TargetSessionAttrs
 from tests.conftest import Database
-from tests.integration.mirror import MirrorDestination, config, running
+from tests.integration.memory_tables import MemoryTables
+from tests.integration.running_pipeline import config, running
 
 SLOT = apply_slot_name(1)
 SYNCING = {"sync_replication_slots": "on"}
@@ -63,13 +64,13 @@ def confirmed(shop: Database) -> str:
     ],
 )
 def test_a_pipeline_goes_on_at_a_promoted_standby_that_synced_its_slot(version: int, stored: str) -> None:
-    mirror, memory = MirrorDestination(), MemoryStore()
+    destination, memory = MemoryTables(), MemoryStore()
 
     def store(server: PostgresServer) -> PipelineStore:
         return PostgresStore(server.settings(), 1) if stored == "in the source" else memory
 
     with shop_with_standby(version, PHYSICAL_SLOT, **SYNCING) as (primary, standby):
-        with database_of(primary) as shop, running(shop, mirror, store(primary), failover_slot=True) as run:
+        with database_of(primary) as shop, running(shop, destination, store(primary), failover_slot=True) as run:
             run.wait_states("ready", 1)
             shop.execute("update orders set counter = counter + 1")
             run.wait_caught_up()
@@ -82,7 +83,7 @@ def test_a_pipeline_goes_on_at_a_promoted_standby_that_synced_its_slot(version: 
         promote(standby)
         with database_of(standby) as shop:
             shop.execute("insert into orders select i, 1 from generate_series(1001, 1010) i")
-            with running(shop, mirror, store(standby), failover_slot=True) as run:
+            with running(shop, destination, store(standby), failover_slot=True) as run:
                 run.wait_caught_up()
                 run.assert_equal("orders")
                 shop.execute("update orders set counter = counter + 1")
@@ -90,22 +91,22 @@ def test_a_pipeline_goes_on_at_a_promoted_standby_that_synced_its_slot(version: 
                 run.assert_equal("orders")
                 run.stop()
             # Nothing of the old timeline counts any more: the next start knows only the new one.
-            with running(shop, mirror, store(standby), failover_slot=True) as run:
+            with running(shop, destination, store(standby), failover_slot=True) as run:
                 shop.execute("update orders set counter = counter + 1")
                 run.wait_caught_up()
                 run.assert_equal("orders")
-    assert mirror.copies == ["orders"]
-    changes = sum(len(step.op) for batch in mirror.batches for steps in batch.tables.values() for step in steps)  # type: ignore[union-attr]
+    assert destination.copies == ["orders"]
+    changes = sum(len(step.op) for batch in destination.batches for steps in batch.tables.values() for step in steps)  # type: ignore[union-attr]
     assert changes == 100 + 51 + 10 + 109 + 109
 
 
 @pytest.mark.invariant(10)
 def test_a_lake_that_is_ahead_of_a_promoted_standby_is_an_error_unless_recreate_was_chosen() -> None:
-    mirror = MirrorDestination()
+    destination = MemoryTables()
     with shop_with_standby(18, **SYNCING) as (primary, standby):
         with (
             database_of(primary) as shop,
-            running(shop, mirror, PostgresStore(primary.settings(), 1), failover_slot=True) as run,
+            running(shop, destination, PostgresStore(primary.settings(), 1), failover_slot=True) as run,
         ):
             run.wait_states("ready", 1)
             run.wait_caught_up()
@@ -122,55 +123,55 @@ def test_a_lake_that_is_ahead_of_a_promoted_standby_is_an_error_unless_recreate_
             shop.execute(
                 "update orders set counter = 8 where id <= 10; select pg_switch_wal(); update orders set counter = 9"
             )
-            assert shop.value("select pg_current_wal_flush_lsn() > %s::text::pg_lsn", [position(mirror)])
+            assert shop.value("select pg_current_wal_flush_lsn() > %s::text::pg_lsn", [position(destination)])
             store = PostgresStore(standby.settings(), 1)
-            with pytest.raises(TimelineLeft, match="left its timeline") as caught, running(shop, mirror, store):
+            with pytest.raises(TimelineLeft, match="left its timeline") as caught, running(shop, destination, store):
                 pass
             assert "timeline 1 to 2" in caught.value.detail
             assert "recreate" in caught.value.hint
             recreate = InvalidatedSlotBehavior.RECREATE
-            with running(shop, mirror, store, invalidated_slot_behavior=recreate) as run:
+            with running(shop, destination, store, invalidated_slot_behavior=recreate) as run:
                 run.wait_states("ready", 1)
                 shop.execute("update orders set counter = counter + 1")
                 run.wait_caught_up()
                 run.assert_equal("orders")
-    assert mirror.copies == ["orders", "orders"]
+    assert destination.copies == ["orders", "orders"]
 
 
-def position(mirror: MirrorDestination) -> str:
-    lsn, _ = mirror.watermarks["orders"]
+def position(destination: MemoryTables) -> str:
+    lsn, _ = destination.watermarks["orders"]
     return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
 
 
 @pytest.mark.invariant(10)
 def test_a_promoted_standby_without_the_slot_is_an_error_also_when_somebody_makes_a_new_one() -> None:
-    mirror, store = MirrorDestination(), MemoryStore()
+    destination, store = MemoryTables(), MemoryStore()
     with shop_with_standby(18) as (primary, standby):
-        with database_of(primary) as shop, running(shop, mirror, store) as run:
+        with database_of(primary) as shop, running(shop, destination, store) as run:
             run.wait_states("ready", 1)
             run.stop()
         wait_replayed(primary, standby)
         primary.stop("immediate")
         promote(standby)
         with database_of(standby) as shop:
-            with pytest.raises(SlotMissing, match="does not exist") as caught, running(shop, mirror, store):
+            with pytest.raises(SlotMissing, match="does not exist") as caught, running(shop, destination, store):
                 pass
             assert "failover_slot" in caught.value.hint
             shop.execute("update orders set counter = 1")
             shop.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", [SLOT])
-            with pytest.raises(TimelineLeft, match="did not come with") as made, running(shop, mirror, store):
+            with pytest.raises(TimelineLeft, match="did not come with") as made, running(shop, destination, store):
                 pass
             assert "failover_slot" in made.value.hint
-    assert mirror.copies == ["orders"]
+    assert destination.copies == ["orders"]
 
 
 @pytest.mark.invariant(10)
 def test_a_run_whose_address_leads_to_the_promoted_standby_goes_on_without_a_restart() -> None:
-    mirror = MirrorDestination()
+    destination = MemoryTables()
     with shop_with_standby(18, PHYSICAL_SLOT, **SYNCING) as (primary, standby):
         # In the source: it moves with it.
         store = PostgresStore(primary.settings(), 1)
-        with database_of(primary) as shop, running(shop, mirror, store, failover_slot=True) as run:
+        with database_of(primary) as shop, running(shop, destination, store, failover_slot=True) as run:
             run.wait_states("ready", 1)
             shop.execute("update orders set counter = 1")
             run.wait_caught_up()
@@ -189,15 +190,15 @@ def test_a_run_whose_address_leads_to_the_promoted_standby_goes_on_without_a_res
                 run.wait_caught_up()
                 run.assert_equal("orders")
                 assert again.value("select timeline from headwater.lineages") == 2
-    assert mirror.copies == ["orders"]
+    assert destination.copies == ["orders"]
 
 
 def test_a_slot_that_was_made_without_failover_is_altered_when_it_is_asked_for() -> None:
-    mirror, store = MirrorDestination(), MemoryStore()
+    destination, store = MemoryTables(), MemoryStore()
     with PostgresServer.start() as server, database_of(server) as shop:
         shop.execute("create table orders(id int primary key, counter int); create publication shop for table orders")
         for wanted, found in ((False, False), (True, True), (False, True)):
-            with running(shop, mirror, store, failover_slot=wanted) as run:
+            with running(shop, destination, store, failover_slot=wanted) as run:
                 run.wait_states("ready", 1)
                 assert shop.value("select failover from pg_replication_slots where slot_name = %s", [SLOT]) is found
                 run.stop()
@@ -216,22 +217,22 @@ def test_failover_slots_on_a_server_that_knows_none_are_refused_with_a_hint() ->
 @pytest.mark.invariant(10)
 def test_a_copy_of_a_primary_that_was_left_meanwhile_is_not_handed_over_at_the_new_one() -> None:
     """The old primary lives on, as it may for a while: its positions are ahead of the new one's, and are not the same."""
-    mirror, store = MirrorDestination(), MemoryStore()
+    destination, store = MemoryTables(), MemoryStore()
     copied, release = threading.Event(), threading.Event()
 
     def hold(rows: TableRows) -> None:
-        if mirror.copies[-1] == "late" and not copied.is_set():
+        if destination.copies[-1] == "late" and not copied.is_set():
             copied.set()
             assert release.wait(60)
 
-    mirror.after_copy = hold
+    destination.after_copy = hold
     with shop_with_standby(18, **SYNCING) as (primary, standby), database_of(primary) as shop:
         hosts = replace(
             config(shop).pg_connection,
             host=f"127.0.0.1:{primary.port},127.0.0.1:{standby.port}",
             target_session_attrs=TargetSessionAttrs.READ_WRITE,
         )
-        with running(shop, mirror, store, failover_slot=True, pg_connection=hosts) as run:
+        with running(shop, destination, store, failover_slot=True, pg_connection=hosts) as run:
             run.wait_states("ready", 1)
             shop.execute("create table late(id int primary key, counter int)")
             shop.execute("alter publication shop add table late")
@@ -255,4 +256,4 @@ def test_a_copy_of_a_primary_that_was_left_meanwhile_is_not_handed_over_at_the_n
                 run.wait_states("ready", 2)
                 run.wait_caught_up()
                 run.assert_equal("orders", "late")
-    assert mirror.copies == ["orders", "late", "late"]
+    assert destination.copies == ["orders", "late", "late"]

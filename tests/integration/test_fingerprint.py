@@ -18,7 +18,8 @@ from headwater.states import INIT
 from headwater.store.memory import MemoryStore
 from headwater.store.postgres import PostgresStore
 from tests.conftest import Database
-from tests.integration.mirror import MirrorDestination, Running, running
+from tests.integration.memory_tables import MemoryTables
+from tests.integration.running_pipeline import RunningIntoMemory, running
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +43,7 @@ def shop(database: Database) -> Database:
     return database
 
 
-def judge(run: Running) -> None:
+def judge(run: RunningIntoMemory) -> None:
     """Wait until the catalog, as it is now, was judged."""
     now = int(run.database.value("select pg_current_wal_insert_lsn() - '0/0'::pg_lsn"))
     run.database.execute("select pg_logical_emit_message(true, 'now', '')")
@@ -61,18 +62,18 @@ def test_a_state_without_a_fingerprint_is_in_doubt_once_and_a_store_that_keeps_n
     shop: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
     for store, later in ((PostgresStore(shop.settings, 1), 0), (Forgetful(), 2)):
-        mirror = MirrorDestination()
+        destination = MemoryTables()
         for start, copies in enumerate((2, 2, later)):
             if start == 1 and isinstance(store, PostgresStore):
                 shop.execute("truncate headwater.table_fingerprints")
             caplog.clear()
-            before = len(mirror.copies)
-            with caplog.at_level(logging.WARNING), running(shop, mirror, store) as run:
+            before = len(destination.copies)
+            with caplog.at_level(logging.WARNING), running(shop, destination, store) as run:
                 run.wait_states("ready", 2)
                 judge(run)
                 run.wait_states("ready", 2)
                 run.stop()
-            assert len(mirror.copies) == before + copies, start
+            assert len(destination.copies) == before + copies, start
             assert caplog.text.count("no fingerprint of it is on record") == (copies if start else 0)
         if isinstance(store, PostgresStore):
             store.remove()
@@ -82,9 +83,9 @@ def test_a_state_without_a_fingerprint_is_in_doubt_once_and_a_store_that_keeps_n
 
 @pytest.mark.invariant(17)
 def test_a_nightly_reload_through_the_root_is_explained_by_the_stream_also_right_before_a_stop(shop: Database) -> None:
-    mirror = MirrorDestination()
+    destination = MemoryTables()
     reload = "begin; truncate m; insert into m select i, i % 20 from generate_series(100, 140) i; commit"
-    with running(shop, mirror, PostgresStore(shop.settings, 1)) as run:
+    with running(shop, destination, PostgresStore(shop.settings, 1)) as run:
         run.wait_states("ready", 2)
         shop.execute(reload)
         judge(run)
@@ -92,12 +93,12 @@ def test_a_nightly_reload_through_the_root_is_explained_by_the_stream_also_right
         run.wait_caught_up()
         run.stop()
     shop.execute(reload)
-    with running(shop, mirror, PostgresStore(shop.settings, 1)) as run:
+    with running(shop, destination, PostgresStore(shop.settings, 1)) as run:
         run.wait_states("ready", 2)
         judge(run)
         run.wait_caught_up()
         run.assert_equal("m", "orders")
-    assert sorted(mirror.copies) == ["m", "orders"]
+    assert sorted(destination.copies) == ["m", "orders"]
 
 
 @pytest.mark.invariant(17)
@@ -131,8 +132,8 @@ def test_a_partition_that_is_made_filled_and_goes_between_two_looks_leaves_no_ro
 
 @pytest.mark.invariant(17)
 def test_a_partition_that_had_changes_and_went_before_a_stop_is_on_record(shop: Database) -> None:
-    mirror, store = MirrorDestination(), PostgresStore(shop.settings, 1)
-    with running(shop, mirror, store) as run:
+    destination, store = MemoryTables(), PostgresStore(shop.settings, 1)
+    with running(shop, destination, store) as run:
         run.wait_states("ready", 2)
         judge(run)
         run.pipeline._watch = lambda: None  # type: ignore[assignment,method-assign]
@@ -140,8 +141,8 @@ def test_a_partition_that_had_changes_and_went_before_a_stop_is_on_record(shop: 
         shop.execute("insert into m values (900, 25)")
         run.wait_caught_up()
         shop.execute("drop table m3")
-    with running(shop, mirror, PostgresStore(shop.settings, 1)) as run:
-        run.wait_for(lambda: mirror.copies.count("m") == 2)
+    with running(shop, destination, PostgresStore(shop.settings, 1)) as run:
+        run.wait_for(lambda: destination.copies.count("m") == 2)
         run.wait_states("ready", 2)
         run.wait_caught_up()
         run.assert_equal("m", "orders")
@@ -164,24 +165,24 @@ def test_a_root_with_an_unlogged_leaf_is_an_error_of_that_table_and_comes_back_b
 @pytest.mark.invariant(17)
 def test_a_root_that_is_truncated_together_with_other_tables_is_not_copied_again(shop: Database) -> None:
     """The stream tells of them in the same way as of a root and its partition."""
-    mirror = MirrorDestination()
-    with running(shop, mirror) as run:
+    destination = MemoryTables()
+    with running(shop, destination) as run:
         run.wait_states("ready", 2)
         judge(run)
         shop.execute("truncate m, orders; insert into m values (1, 1); insert into orders values (1)")
         judge(run)
         run.wait_caught_up()
         run.assert_equal("m", "orders")
-    assert sorted(mirror.copies) == ["m", "orders"]
+    assert sorted(destination.copies) == ["m", "orders"]
 
 
 def test_skipping_holds_for_the_first_copy_only_whatever_leads_to_the_next(shop: Database) -> None:
-    mirror, store = MirrorDestination(), PostgresStore(shop.settings, 1)
+    destination, store = MemoryTables(), PostgresStore(shop.settings, 1)
     skip = TableSyncCopyConfig(mode=TableSyncCopyMode.SKIP_ALL)
     orders = TableId(shop.value("select 'orders'::regclass::oid::bigint"))
-    with running(shop, mirror, store, table_sync_copy=skip) as run:
+    with running(shop, destination, store, table_sync_copy=skip) as run:
         run.wait_states("ready", 2)
-        assert mirror.tables["orders"] == mirror.tables["m"] == {}
+        assert destination.tables["orders"] == destination.tables["m"] == {}
         shop.execute("alter table orders add c int")
         judge(run)
         run.wait_states("ready", 2)
@@ -190,10 +191,10 @@ def test_skipping_holds_for_the_first_copy_only_whatever_leads_to_the_next(shop:
         outside.load_table_states()
         outside.update_table_state(orders, INIT)
         outside.close()
-        run.wait_for(lambda: mirror.copies.count("orders") == 3)
+        run.wait_for(lambda: destination.copies.count("orders") == 3)
         run.wait_states("ready", 2)
         run.assert_equal("orders")
-        assert mirror.tables["m"] == {}
+        assert destination.tables["m"] == {}
 
 
 @pytest.mark.versions(17, 18)
@@ -229,25 +230,25 @@ def test_the_log_says_who_asked_for_a_new_copy(shop: Database, caplog: pytest.Lo
         shop.execute("vacuum full orders")
         shop.execute("alter table orders alter column note type varchar(40)")
         run.wait_for(lambda: "table public.orders: ready -> init, by the look at the catalog" in caplog.text)
-        run.wait_for(lambda: run.mirror.copies.count("orders") == 2)
+        run.wait_for(lambda: run.destination.copies.count("orders") == 2)
         run.wait_states("ready", 2)
         caplog.clear()
         store.update_table_state(TableId(shop.value("select 'm'::regclass::oid::bigint")), INIT)
         run.wait_for(lambda: "table public.m: ready -> init, by the user" in caplog.text)
-        run.wait_for(lambda: run.mirror.copies.count("m") == 2)
+        run.wait_for(lambda: run.destination.copies.count("m") == 2)
         assert "init -> data_sync, by the table sync worker" in caplog.text
 
 
 def test_a_table_sync_worker_that_starts_again_says_so_itself(shop: Database, caplog: pytest.LogCaptureFixture) -> None:
-    mirror, failed = MirrorDestination(), []
+    destination, failed = MemoryTables(), []
 
     def fail_once(_: object) -> None:
         if not failed:
             failed.append(True)
             raise DestinationUnavailable("the lake is unreachable", hint="It is tried again.")
 
-    mirror.before_copy = fail_once
-    with caplog.at_level(logging.INFO, logger="headwater"), running(shop, mirror) as run:
+    destination.before_copy = fail_once
+    with caplog.at_level(logging.INFO, logger="headwater"), running(shop, destination) as run:
         run.wait_states("ready", 2)
     assert "data_sync -> init, by the table sync worker" in caplog.text
     assert "by the pipeline" not in caplog.text

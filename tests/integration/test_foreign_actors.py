@@ -15,9 +15,9 @@ from headwater.testing.compare import compare_table
 from headwater.testing.lake_rows import open_lake
 from headwater.testing.postgres import PostgresServer
 from tests.conftest import Database
-from tests.integration.behind import behind
 from tests.integration.catalog_lake import LakeRun, lake_run
-from tests.integration.lake import EXTENSIONS
+from tests.integration.lake_pipeline import EXTENSIONS
+from tests.integration.run_after_call import run_after_call
 
 # PySpark leaves the sockets it collects over to the garbage collector.
 pytestmark = [
@@ -182,7 +182,7 @@ def test_what_another_program_does_behind_a_read_of_the_lake_ends_equal_or_loud(
             if next(moments, False):
                 act(lake)
 
-        with behind(read, meanwhile):
+        with run_after_call(read, meanwhile):
             for by in (2, 3, 4):
                 change(run, by)
                 run.execute(f"update orders set id = {2000 + by} where id = {10 + by}")

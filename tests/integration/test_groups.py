@@ -23,8 +23,9 @@ from headwater.store.memory import MemoryStore
 from headwater.testing.compare import compare_table, wait_until
 from headwater.testing.lake_rows import open_lake
 from tests.conftest import Database
-from tests.integration.mirror import MirrorDestination, Running, config, running, sync_slot
-from tests.integration.small_tables import Gate, make_tables, writing
+from tests.integration.memory_tables import MemoryTables
+from tests.integration.running_pipeline import RunningIntoMemory, config, running, sync_slot
+from tests.integration.small_tables import BlockingCopyDestination, make_tables, writing
 
 SLOT = apply_slot_name(1)
 TABLES = 8
@@ -47,14 +48,14 @@ def slots(database: Database) -> list[str]:
 
 def test_a_group_shares_one_slot_and_one_snapshot_and_pauses_the_apply_worker_once(database: Database) -> None:
     names = make_tables(database, TABLES)
-    gate = Gate("t3")
-    with running(database, gate) as run:
-        assert gate.begun.wait(30)
+    destination = BlockingCopyDestination("t3")
+    with running(database, destination) as run:
+        assert destination.begun.wait(30)
         assert slots(database) == [SLOT, sync_slot(database, "group")]
-        gate.open.set()
+        destination.open.set()
         run.wait_states("ready", TABLES)
-        assert set(gate.starts) == set(names)
-        assert len(set(gate.starts.values())) == 1
+        assert set(destination.starts) == set(names)
+        assert len(set(destination.starts.values())) == 1
         snapshot = run.pipeline.progress.snapshot()
         assert snapshot.hand_offs == 1
         # Nobody's changes waited for it: there was no other table yet.
@@ -68,13 +69,13 @@ def test_large_tables_have_a_slot_each_beside_a_group(database: Database, monkey
     make_tables(database, 3)
     database.execute("create table large(id int primary key, note text)")
     database.execute("insert into large select i, repeat('x', 100) from generate_series(1, 2000) i")
-    gate = Gate("large")
-    with running(database, gate) as run:
-        assert gate.begun.wait(30)
+    destination = BlockingCopyDestination("large")
+    with running(database, destination) as run:
+        assert destination.begun.wait(30)
         assert sync_slot(database, oid(database, "large")) in slots(database)
         # The others do not wait for it.
         run.wait_states("ready", 3)
-        gate.open.set()
+        destination.open.set()
         run.wait_states("ready", 4)
         run.assert_equal("t0", "t1", "t2", "large")
 
@@ -86,26 +87,26 @@ def test_a_table_that_has_grown_since_it_was_listed_leaves_its_group(
     names = make_tables(database, TABLES)
     database.execute("create table grown(id int primary key, note text)")
     database.execute("insert into grown select i, repeat('x', 100) from generate_series(1, 2000) i")
-    gate = Gate()
-    with running(database, gate) as run:
+    destination = BlockingCopyDestination()
+    with running(database, destination) as run:
         run.wait_states("ready", TABLES + 1)
         run.assert_equal(*names, "grown")
-        assert sorted(gate.copies) == sorted([*names, "grown"])
-        assert len({gate.starts[name] for name in names}) == 1
-        assert gate.starts["grown"] != gate.starts["t0"]
+        assert sorted(destination.copies) == sorted([*names, "grown"])
+        assert len({destination.starts[name] for name in names}) == 1
+        assert destination.starts["grown"] != destination.starts["t0"]
 
 
 def test_rows_written_during_a_groups_copy_are_neither_lost_nor_doubled(database: Database) -> None:
     names = make_tables(database, TABLES)
     with writing(database, names), running(database) as run:
         run.wait_states("ready", TABLES)
-        before = len(run.mirror.batches)
-        run.wait_for(lambda: len(run.mirror.batches) > before + 10)
+        before = len(run.destination.batches)
+        run.wait_for(lambda: len(run.destination.batches) > before + 10)
         run.stop()
-    with running(database, run.mirror, run.pipeline._store) as again:
+    with running(database, run.destination, run.pipeline._store) as again:
         again.wait_caught_up()
         again.assert_equal(*names)
-        assert sorted(again.mirror.copies) == names
+        assert sorted(again.destination.copies) == names
 
 
 @pytest.mark.invariant(15)
@@ -117,7 +118,7 @@ def test_one_bad_table_of_a_group_is_errored_and_the_others_become_ready(databas
         run.wait_states("errored", 1)
         assert run.states()["public.dates"] == "errored"
         run.wait_for(lambda: slots(database) == [SLOT])
-        assert sorted(run.mirror.copies) == names
+        assert sorted(run.destination.copies) == names
         run.assert_equal(*names)
 
 
@@ -125,11 +126,11 @@ def test_one_bad_table_of_a_group_is_errored_and_the_others_become_ready(databas
 def test_a_value_that_comes_while_a_group_follows_its_slot_errs_its_table_alone(database: Database) -> None:
     names = make_tables(database, TABLES)
     database.execute("create table dates(id int primary key, day date)")
-    gate = Gate("t3")
-    with running(database, gate) as run:
-        assert gate.begun.wait(30)
+    destination = BlockingCopyDestination("t3")
+    with running(database, destination) as run:
+        assert destination.begun.wait(30)
         database.execute("insert into dates values (1, 'infinity'); update t5 set counter = 2")
-        gate.open.set()
+        destination.open.set()
         run.wait_states("ready", TABLES)
         run.wait_states("errored", 1)
         run.assert_equal(*names)
@@ -138,19 +139,19 @@ def test_a_value_that_comes_while_a_group_follows_its_slot_errs_its_table_alone(
 @pytest.mark.invariant(15)
 def test_a_destination_that_does_not_say_whose_trouble_it_is_is_asked_table_by_table(database: Database) -> None:
     names = make_tables(database, TABLES)
-    gate = Gate("t3")
+    destination = BlockingCopyDestination("t3")
 
     def refuse(batch: EventBatch) -> None:
         if oid(database, "t5") in batch.tables:
             raise DestinationError("no room", hint="Make room.", retry=Retry.MANUAL)
 
-    gate.before_events = refuse
-    with running(database, gate) as run:
-        assert gate.begun.wait(30)
+    destination.before_events = refuse
+    with running(database, destination) as run:
+        assert destination.begun.wait(30)
         database.execute(
             "begin; update t4 set counter = 2; update t5 set counter = 2; update t6 set counter = 2; commit"
         )
-        gate.open.set()
+        destination.open.set()
         run.wait_states("ready", TABLES - 1)
         run.wait_states("errored", 1)
         assert run.states()["public.t5"] == "errored"
@@ -166,10 +167,10 @@ def test_a_destination_that_is_away_in_the_middle_of_a_group_is_nobodys_error(da
         if next(failures, None) is not None:
             raise DestinationUnavailable("the lake is away", hint="wait")
 
-    mirror = MirrorDestination()
-    mirror.before_copy = away
+    destination = MemoryTables()
+    destination.before_copy = away
     store = MemoryStore()
-    with running(database, mirror, store) as run:
+    with running(database, destination, store) as run:
         run.wait_states("ready", TABLES)
         run.assert_equal(*names)
     assert all(state.retry_policy is None for state in store.get_table_states().values())
@@ -178,7 +179,7 @@ def test_a_destination_that_is_away_in_the_middle_of_a_group_is_nobodys_error(da
 @pytest.mark.invariant(15)
 def test_a_groups_exported_snapshot_that_is_lost_is_nobodys_error(database: Database) -> None:
     names = make_tables(database, TABLES)
-    store, gate = MemoryStore(), Gate("t3")
+    store, destination = MemoryStore(), BlockingCopyDestination("t3")
     errored = list[TableId]()
     record = store.update_table_states
 
@@ -187,11 +188,11 @@ def test_a_groups_exported_snapshot_that_is_lost_is_nobodys_error(database: Data
         record(updates)
 
     store.update_table_states = watch  # type: ignore[method-assign]
-    with running(database, gate, store) as run:
-        assert gate.begun.wait(30)
+    with running(database, destination, store) as run:
+        assert destination.begun.wait(30)
         end = "select pg_terminate_backend(pid, 10000) from pg_stat_activity where backend_type = 'walsender'"
         assert database.value(f"{end} and application_name = %s", [sync_slot(database, "group")])
-        gate.open.set()
+        destination.open.set()
         run.wait_states("ready", TABLES)
         run.wait_caught_up()
         run.assert_equal(*names)
@@ -201,16 +202,16 @@ def test_a_groups_exported_snapshot_that_is_lost_is_nobodys_error(database: Data
 def test_a_table_that_leaves_while_its_group_is_copied_holds_no_other_up(database: Database) -> None:
     names = make_tables(database, TABLES)
     database.execute("drop publication shop; create publication shop for table " + ", ".join(names))
-    store, gate = MemoryStore(), Gate("t3")
+    store, destination = MemoryStore(), BlockingCopyDestination("t3")
     others = [name for name in names if name != "t3"]
-    with running(database, gate, store) as run:
-        assert gate.begun.wait(30)
+    with running(database, destination, store) as run:
+        assert destination.begun.wait(30)
         left = oid(database, "t3")
         database.execute("alter publication shop drop table t3")
         run.wait_states("ready", TABLES - 1)
         # Its copy is still under way in the destination: what we know of it stays until that has ended.
         assert left in store.get_table_states()
-        gate.open.set()
+        destination.open.set()
         run.wait_for(lambda: left not in store.get_table_states())
         run.wait_for(lambda: slots(database) == [SLOT])
         run.wait_caught_up()
@@ -219,70 +220,70 @@ def test_a_table_that_leaves_while_its_group_is_copied_holds_no_other_up(databas
 
 def test_a_new_copy_asked_for_in_the_middle_of_a_group_concerns_its_table_alone(database: Database) -> None:
     names = make_tables(database, TABLES)
-    store, gate = MemoryStore(), Gate("t3")
-    with running(database, gate, store) as run:
-        assert gate.begun.wait(30)
+    store, destination = MemoryStore(), BlockingCopyDestination("t3")
+    with running(database, destination, store) as run:
+        assert destination.begun.wait(30)
         store.update_table_state(oid(database, "t3"), INIT)
         run.wait_states("ready", TABLES - 1)
-        gate.open.set()
+        destination.open.set()
         run.wait_states("ready", TABLES)
         run.wait_caught_up()
         run.assert_equal(*names)
-        assert [gate.copies.count(name) for name in names if name != "t3"] == [1] * (TABLES - 1)
-        assert len(set(gate.starts.values())) == 2, "the table was copied again at a position of its own"
+        assert [destination.copies.count(name) for name in names if name != "t3"] == [1] * (TABLES - 1)
+        assert len(set(destination.starts.values())) == 2, "the table was copied again at a position of its own"
 
 
 def test_a_group_that_was_interrupted_starts_again_and_ends_equal(database: Database) -> None:
     names = make_tables(database, TABLES)
-    store, gate = MemoryStore(), Gate("t7")
+    store, destination = MemoryStore(), BlockingCopyDestination("t7")
     with writing(database, names):
-        with running(database, gate, store) as run:
-            assert gate.begun.wait(30)
+        with running(database, destination, store) as run:
+            assert destination.begun.wait(30)
             run.wait_for(lambda: list(run.states().values()).count("finished_copy") == TABLES - 1)
             run.stop()
-        gate.open.set()
-        with running(database, gate, store) as again:
+        destination.open.set()
+        with running(database, destination, store) as again:
             again.wait_states("ready", TABLES)
             again.stop()
-    with running(database, gate, store) as last:
+    with running(database, destination, store) as last:
         last.wait_caught_up()
         last.assert_equal(*names)
 
 
 def test_a_changed_schema_in_a_group_starts_its_table_again_and_no_other(database: Database) -> None:
     names = make_tables(database, TABLES)
-    gate = Gate("t3")
-    with running(database, gate) as run:
-        assert gate.begun.wait(30)
+    destination = BlockingCopyDestination("t3")
+    with running(database, destination) as run:
+        assert destination.begun.wait(30)
         run.wait_for(lambda: list(run.states().values()).count("finished_copy") == TABLES - 1)
         with database.connect() as other:
             change = threading.Thread(target=other.execute, args=("alter table t5 add column extra int default 7",))
             change.start()
             waiting = "select count(*) from pg_locks where not granted and mode = 'AccessExclusiveLock'"
             wait_until(lambda: database.value(waiting) == 1, 30, what="the statement to wait")
-            gate.open.set()
+            destination.open.set()
             change.join()
         database.execute("update t5 set counter = 2 where id = 1")
-        run.wait_for(lambda: gate.copies.count("t5") == 2)
+        run.wait_for(lambda: destination.copies.count("t5") == 2)
         run.wait_states("ready", TABLES)
         run.wait_caught_up()
         run.assert_equal(*names)
-        assert [gate.copies.count(name) for name in names if name != "t5"] == [1] * (TABLES - 1)
+        assert [destination.copies.count(name) for name in names if name != "t5"] == [1] * (TABLES - 1)
 
 
 @pytest.mark.invariant(1)
 def test_a_migration_over_several_tables_of_a_group_goes_first_and_is_no_deadlocks_victim(database: Database) -> None:
     """A lock on the second table that waits for the first would make Postgres end the migration."""
     names = make_tables(database, TABLES)
-    mirror, away = MirrorDestination(), threading.Event()
+    destination, away = MemoryTables(), threading.Event()
     away.set()
 
     def refuse(rows: TableRows) -> None:
         if away.is_set():
             raise DestinationUnavailable("the lake is away", hint="wait")
 
-    mirror.before_copy = refuse
-    with running(database, mirror) as run, database.connect() as migration:
+    destination.before_copy = refuse
+    with running(database, destination) as run, database.connect() as migration:
         # Whoever looks first is the victim: this one does.
         migration.execute("set deadlock_timeout = '10ms'")
         run.wait_for(lambda: bool(run.pipeline.progress.snapshot().errors))
@@ -308,18 +309,20 @@ def test_a_thousand_small_tables_reach_ready_and_end_equal(database: Database) -
         database.execute("; ".join(f"update {name} set counter = 2 where id = 1" for name in names))
         run.wait_caught_up()
         run.assert_equal(*names)
-        assert sorted(run.mirror.copies) == sorted(names)
+        assert sorted(run.destination.copies) == sorted(names)
 
 
 # With Spark: the rows of a group are read by one job.
 
 
 @contextmanager
-def running_with_spark(database: Database, spark: SparkSession, mirror: MirrorDestination) -> Iterator[Running]:
-    pipeline = Pipeline(config(database), MemoryStore(), mirror, spark=spark)
+def running_with_spark(
+    database: Database, spark: SparkSession, destination: MemoryTables
+) -> Iterator[RunningIntoMemory]:
+    pipeline = Pipeline(config(database), MemoryStore(), destination, spark=spark)
     pipeline.start()
     try:
-        yield Running(database, pipeline, mirror)
+        yield RunningIntoMemory(database, pipeline, destination)
     finally:
         pipeline.shutdown()
         pipeline.wait(60)
@@ -333,17 +336,17 @@ def test_a_group_is_read_by_one_spark_job(database: Database, spark: SparkSessio
     names = make_tables(database, TABLES)
     database.execute("create table nothing(id int primary key)")
     database.execute("create table dates(id int primary key, day date); insert into dates values (1, '-infinity')")
-    gate = Gate("nothing")
-    with running_with_spark(database, spark, gate) as run:
-        assert gate.begun.wait(60)
+    destination = BlockingCopyDestination("nothing")
+    with running_with_spark(database, spark, destination) as run:
+        assert destination.begun.wait(60)
         tag = f"headwater-copy-{sync_slot(database, 'group')}"
-        gate.open.set()
+        destination.open.set()
         run.wait_states("ready", TABLES + 1)
         # The bad one has failed in the same job, by itself.
         assert run.states()["public.dates"] == "errored"
         assert any("'day' holds a date value" in error for error in run.pipeline.progress.snapshot().errors)
         run.assert_equal(*names, "nothing")
-    # The mirror reads the rows that the driver holds: there is no other job.
+    # The destination reads the rows that the driver holds: there is no other job.
     assert len(jobs_with_tag(spark, tag)) == 1
     for name in (*names, "nothing"):
         assert jobs_with_tag(spark, f"headwater-copy-1-{oid(database, name)}") == []
@@ -354,10 +357,10 @@ def test_tables_beyond_the_memory_of_a_group_are_read_by_themselves(
 ) -> None:
     monkeypatch.setattr(sync_copy, "HELD_BYTES", 16 << 10)
     names = make_tables(database, TABLES, rows=400)
-    with running_with_spark(database, spark, MirrorDestination()) as run:
+    with running_with_spark(database, spark, MemoryTables()) as run:
         run.wait_states("ready", TABLES)
         run.assert_equal(*names)
-        assert sorted(run.mirror.copies) == names
+        assert sorted(run.destination.copies) == names
 
 
 @pytest.mark.parametrize("count", [10, pytest.param(1000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
@@ -375,7 +378,7 @@ def test_small_tables_in_iceberg_end_equal(
     pipeline = Pipeline(config(database, id=70 + count), store, destination, spark=spark)
     with writing(database, names[:2]):
         pipeline.start()
-        run = Running(database, pipeline, MirrorDestination())
+        run = RunningIntoMemory(database, pipeline, MemoryTables())
         run.wait_states("ready", count, timeout=20 * count)
     run.wait_caught_up()
     run.stop()

@@ -18,9 +18,9 @@ from headwater.lsn import EndLsn
 from headwater.store.memory import MemoryStore
 from headwater.testing.compare import flush_position
 from tests.conftest import Database
-from tests.integration.doors import Doors, Seen, until_asked
-from tests.integration.mirror import running
-from tests.integration.small_tables import Gate, make_tables, writing
+from tests.integration.blocking_destination import BlockingDestination, ObservedApplyWorker, wait_for_hand_off_request
+from tests.integration.running_pipeline import running
+from tests.integration.small_tables import BlockingCopyDestination, make_tables, writing
 
 TABLES = 8
 
@@ -29,16 +29,16 @@ TABLES = 8
 def test_the_last_write_of_a_copy_runs_beside_a_write_of_the_apply_worker_and_holds_nobody_up(
     database: Database,
 ) -> None:
-    doors = Doors("first")
-    with running(database, doors) as run:
-        until_asked(database, run, doors)
+    destination = BlockingDestination("first")
+    with running(database, destination) as run:
+        wait_for_hand_off_request(database, run, destination)
         # To answer now, in the middle of a write, would hold the next one up.
         assert not run.pipeline.progress.wait_for(lambda now: now.states()["public.second"] != "sync_wait", 0.5)
-        doors.let_through("first")
-        doors.wait_begun("first")
+        destination.allow("first")
+        destination.wait_blocked("first")
         run.wait_for(lambda: run.states()["public.second"].startswith("sync_done"))
-        assert doors.tables["second"] == {1: (1, 1)}
-        doors.let_through("first", 100)
+        assert destination.tables["second"] == {1: (1, 1)}
+        destination.allow("first", 100)
         run.wait_states("ready", 2)
         now = run.pipeline.progress.snapshot()
         assert (now.hand_offs, now.longest_pause_seconds) == (2, 0)
@@ -48,18 +48,18 @@ def test_the_last_write_of_a_copy_runs_beside_a_write_of_the_apply_worker_and_ho
 
 @pytest.mark.usefixtures("first")
 def test_how_long_a_hand_off_holds_changes_up_is_measured_and_for_whom_is_said(database: Database) -> None:
-    doors = Doors("first", "second")
-    with running(database, doors) as run:
-        until_asked(database, run, doors)
-        doors.let_through("first", 100)
-        doors.wait_begun("second")
+    destination = BlockingDestination("first", "second")
+    with running(database, destination) as run:
+        wait_for_hand_off_request(database, run, destination)
+        destination.allow("first", 100)
+        destination.wait_blocked("second")
         database.execute("insert into first values (3, 1)")
         run.wait_for(lambda: run.pipeline.progress.snapshot().waiting == "the copy of public.second to catch up")
         began = time.monotonic()
         assert not run.pipeline.progress.wait_for(lambda now: now.waiting is None, 0.3)
-        assert 3 not in doors.tables["first"]
+        assert 3 not in destination.tables["first"]
         held_up = time.monotonic() - began
-        doors.let_through("second", 100)
+        destination.allow("second", 100)
         run.wait_states("ready", 2)
         now = run.pipeline.progress.snapshot()
         assert (now.hand_offs, now.waiting) == (2, None)
@@ -71,24 +71,26 @@ def test_how_long_a_hand_off_holds_changes_up_is_measured_and_for_whom_is_said(d
 def test_busy_tables_of_a_group_are_handed_over_a_few_at_a_time_and_end_equal(database: Database) -> None:
     names = make_tables(database, TABLES)
     database.execute("drop publication shop; create publication shop for table t0, t1")
-    gate = Gate("t3")
-    gate.before_events = lambda batch: time.sleep(0.05)  # a slow one: changes of the others come during a hand-off
-    with writing(database, names), running(database, gate) as run:
+    destination = BlockingCopyDestination("t3")
+    destination.before_events = lambda batch: time.sleep(
+        0.05
+    )  # a slow one: changes of the others come during a hand-off
+    with writing(database, names), running(database, destination) as run:
         run.wait_states("ready", 2)
         database.execute("alter publication shop set table " + ", ".join(names))
-        assert gate.begun.wait(30)
+        assert destination.begun.wait(30)
         for name in names:
             # Compressed by nobody: more than a megabyte is waiting in the slot when the copy ends.
             note = "(select string_agg(md5(i * j || ''), '') from generate_series(1, 50) j)"
             database.execute(f"insert into {name} select i, 1, {note} from generate_series(100, 300) i")
         before = run.pipeline.progress.snapshot().hand_offs
-        gate.open.set()
+        destination.open.set()
         run.wait_states("ready", TABLES)
         assert run.pipeline.progress.snapshot().hand_offs > before + 1
-    with running(database, gate, run.pipeline._store) as again:
+    with running(database, destination, run.pipeline._store) as again:
         again.wait_caught_up()
         again.assert_equal(*names)
-        assert sorted(gate.copies) == names
+        assert sorted(destination.copies) == names
 
 
 @pytest.mark.usefixtures("first")
@@ -102,34 +104,34 @@ def test_a_table_that_leaves_while_its_changes_are_put_off_keeps_nobody_back(
         database.execute(f"create table {name}(id int primary key, note text)")
 
     def fall_behind(rows: TableRows) -> None:
-        doors.after_copy = lambda rows: None
+        destination.after_copy = lambda rows: None
         with database.connection.transaction():
             for name in names:
                 database.execute(f"insert into {name} select i, {note} from generate_series(1, 700) i")
 
-    doors = Doors("first")
-    with running(database, doors) as run:
+    destination = BlockingDestination("first")
+    with running(database, destination) as run:
         run.wait_states("ready", 1)
         database.execute("insert into first values (1, 1)")
-        doors.wait_begun("first")
-        doors.after_copy = fall_behind
+        destination.wait_blocked("first")
+        destination.after_copy = fall_behind
         database.execute("alter publication shop add table busy, gone, later, rest")
         run.wait_for(lambda: run.states().get("public.rest") == "sync_wait")
         for name in names:
             database.execute(f"insert into {name} values (0, '')")
         before = flush_position(database.connection)
         database.execute("insert into first values (2, 1)")
-        run.wait_for(lambda: Seen.has_read_past(before))
-        doors.let_through("first")
-        doors.wait_begun("first")
+        run.wait_for(lambda: ObservedApplyWorker.has_read_past(before))
+        destination.allow("first")
+        destination.wait_blocked("first")
         run.wait_for(lambda: run.states()["public.busy"] == "sync_wait")
         database.execute("alter publication shop drop table gone")
         run.wait_for(lambda: "public.gone" not in run.states())
         database.execute(f"insert into later select i, {note} from generate_series(701, 800) i")
         before = flush_position(database.connection)
         database.execute("insert into first values (3, 1)")
-        run.wait_for(lambda: Seen.has_read_past(before))
-        doors.let_through("first", 100)
+        run.wait_for(lambda: ObservedApplyWorker.has_read_past(before))
+        destination.allow("first", 100)
         run.wait_states("ready", 4)
         run.wait_caught_up()
         run.assert_equal("first", "busy", "later", "rest")
@@ -174,20 +176,20 @@ def test_what_a_group_holds_back_while_nobody_answers_it_is_bounded(
     rows = "select i, 1, (select string_agg(md5(i * j || ''), '') from generate_series(1, 50) j) from generate_series"
     database.execute("create table first(id int primary key, counter int not null); create publication shop")
     database.execute("alter publication shop add table first")
-    store, gate = NoProgress(), Gate("rest")
-    with running(database, gate, store, batch=BatchConfig(max_fill_ms=100, max_bytes=64 << 10)) as run:
+    store, destination = NoProgress(), BlockingCopyDestination("rest")
+    with running(database, destination, store, batch=BatchConfig(max_fill_ms=100, max_bytes=64 << 10)) as run:
         run.wait_states("ready", 1)
         # The apply worker waits for the store, and answers nobody.
         store.away = True
         database.execute("insert into first values (1, 1)")
-        run.wait_for(lambda: len(gate.batches) == 1)
+        run.wait_for(lambda: len(destination.batches) == 1)
         for name in ("rest", "busy"):
             database.execute(f"create table {name}(id int primary key, counter int not null, note text)")
         database.execute("alter publication shop add table rest, busy")
-        assert gate.begun.wait(30)
+        assert destination.begun.wait(30)
         # So far behind that the worker takes in changes, and knows who is busy, before it asks.
         database.execute(f"insert into busy {rows}(1, 1000) i")
-        gate.open.set()
+        destination.open.set()
         run.wait_for(lambda: run.states().get("public.rest") == "sync_wait")
         for number in range(1, 6):
             database.execute(f"insert into busy {rows}({number * 1000 + 1}, {number * 1000 + 1000}) i")
@@ -201,4 +203,4 @@ def test_what_a_group_holds_back_while_nobody_answers_it_is_bounded(
         run.wait_states("ready", 3)
         run.wait_caught_up()
         run.assert_equal("first", "rest", "busy")
-        assert sorted(gate.copies) == ["busy", "first", "rest"]
+        assert sorted(destination.copies) == ["busy", "first", "rest"]

@@ -13,7 +13,7 @@ from headwater.store.postgres import PostgresStore
 from headwater.testing.compare import confirmed_position
 from headwater.testing.postgres import PostgresServer
 from tests.conftest import Database
-from tests.integration.mirror import running
+from tests.integration.running_pipeline import running
 from tests.integration.test_engine import _store_rows
 
 SLOT = apply_slot_name(1)
@@ -35,12 +35,12 @@ def test_the_slot_moves_with_every_beat_and_neither_lake_nor_store_are_written(v
         with running(shop, store=store, heartbeat_interval_ms=100) as run:
             run.wait_states("ready", 1)
             run.wait_caught_up()
-            before, batches = _store_rows(shop), len(run.mirror.batches)
+            before, batches = _store_rows(shop), len(run.destination.batches)
             for _ in range(5):
                 confirmed = confirmed_position(shop.connection, SLOT)
                 run.wait_for(lambda confirmed=confirmed: confirmed_position(shop.connection, SLOT) > confirmed)  # type: ignore[misc]
             assert _store_rows(shop) == before
-            assert len(run.mirror.batches) == batches
+            assert len(run.destination.batches) == batches
             shop.execute("insert into orders values (1, 1)")
             run.wait_caught_up()
             run.assert_equal("orders")
@@ -52,7 +52,7 @@ def test_without_the_setting_no_heartbeat_is_sent(shop: Database) -> None:
         shop.execute("insert into orders values (1, 1)")
         run.wait_caught_up()
         assert beats(shop) == 0
-    with running(shop, run.mirror, run.pipeline._store, heartbeat_interval_ms=100) as run:
+    with running(shop, run.destination, run.pipeline._store, heartbeat_interval_ms=100) as run:
         run.wait_for(lambda: beats(shop) > 0)
 
 

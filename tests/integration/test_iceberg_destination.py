@@ -39,14 +39,14 @@ from headwater.schema.table import (
     TableName,
 )
 from headwater.schema.types import BUILT_IN
-from tests.integration.lake_table import (
+from tests.integration.lake_destination import (
     ID_V,
     ONE_TRANSACTION,
     Lake,
+    change_run,
     delete,
     finish,
     insert,
-    run,
     table_schema,
     truncate,
     update,
@@ -67,7 +67,7 @@ def test_the_furthest_position_is_the_lakes_own_and_not_what_was_recorded(lake: 
     lake.copy(changed, [(1, "a")], lsn=100)
     recorded = lake.store.get_destination_table_metadata(changed.id)
     assert recorded is not None
-    lake.write(run(changed, 400, update(1, "b")))
+    lake.write(change_run(changed, 400, update(1, "b")))
     # As after a failover that took the store back with the source.
     lake.store.store_destination_table_metadata(changed.id, recorded)
     assert lake.destination.furthest_position([]) is None
@@ -81,7 +81,7 @@ def test_inserts_updates_and_deletes_are_mirrored_and_an_insert_of_a_known_key_i
     schema = table_schema(*ID_V)
     lake.copy(schema, [(1, "a"), (2, "b"), (3, "c")])
     lake.write(
-        run(
+        change_run(
             schema,
             200,
             insert(4, "d"),
@@ -103,7 +103,7 @@ def test_inserts_updates_and_deletes_are_mirrored_and_an_insert_of_a_known_key_i
 def test_the_watermark_travels_in_the_lake_commit(lake: Lake) -> None:
     schema = table_schema(*ID_V)
     lake.copy(schema, [])
-    lake.write(run(schema, 0x16B3748, insert(1, "a"), first=7))
+    lake.write(change_run(schema, 0x16B3748, insert(1, "a"), first=7))
     copied, applied = (row.summary for row in lake.snapshots(schema))
     assert copied["headwater.opens-epoch"] == "true"
     assert (copied["headwater.commit-lsn"], copied["headwater.ordinal"]) == ("0/64", "-1")
@@ -118,7 +118,7 @@ def test_a_changed_key_is_a_delete_and_an_insert_and_keeps_unchanged_values_thro
     schema = table_schema(*ID_V, ("n", 23))
     lake.copy(schema, [(1, "toasted one", 0), (2, "toasted two", 0), (3, "three", 0)])
     lake.write(
-        run(
+        change_run(
             schema,
             200,
             update(10, UNCHANGED, 1, old=(1, None, None)),
@@ -140,7 +140,7 @@ def test_rows_that_swap_their_keys_by_a_third_one_keep_their_values(lake: Lake) 
         update(1, UNCHANGED, old=(2, None)),
         update(2, UNCHANGED, old=(9, None)),
     ]
-    lake.write(run(schema, 200, *steps))
+    lake.write(change_run(schema, 200, *steps))
     assert lake.rows(schema) == [(1, "two"), (2, "one")]
 
 
@@ -150,14 +150,16 @@ def test_an_unchanged_value_that_no_target_row_has_is_read_from_the_source_and_n
     later = ReplicatedTableSchema(replace(schema.table_schema, snapshot_id=SnapshotId(250)))
     lake.copy(schema, [(1, "a")])
     lake.source = {(7,): (7, "from the source"), (10,): (10, "moved")}
-    lake.write(run(schema, 200, insert(7, UNCHANGED)))
+    lake.write(change_run(schema, 200, insert(7, UNCHANGED)))
     assert lake.destination.source_rows_read == 1
     with pytest.raises(ChangeRefused, match="cannot be found"):
-        lake.write(run(schema, 210, insert(8, UNCHANGED), insert(2, "b")))
+        lake.write(change_run(schema, 210, insert(8, UNCHANGED), insert(2, "b")))
     assert lake.rows(schema) == [(1, "a"), (7, "from the source")]
     # What comes later in the batch has the last word: the one row is deleted, the other found under its new key.
     gone = [insert(8, UNCHANGED), insert(9, UNCHANGED)]
-    lake.write(run(schema, 210, *gone), run(later, 300, delete(8, None), update(10, UNCHANGED, old=(9, None))))
+    lake.write(
+        change_run(schema, 210, *gone), change_run(later, 300, delete(8, None), update(10, UNCHANGED, old=(9, None)))
+    )
     assert lake.rows(schema) == [(1, "a"), (10, "moved"), (7, "from the source")]
 
 
@@ -165,7 +167,7 @@ def test_an_unchanged_value_that_no_target_row_has_is_read_from_the_source_and_n
 def test_with_full_identity_unchanged_values_come_from_the_old_row(lake: Lake) -> None:
     schema = table_schema(*ID_V, replica_identity=ReplicaIdentity.FULL)
     lake.copy(schema, [(1, "a")])
-    lake.write(run(schema, 200, update(1, UNCHANGED, old=(1, "full"), kind=OLD_FULL)))
+    lake.write(change_run(schema, 200, update(1, UNCHANGED, old=(1, "full"), kind=OLD_FULL)))
     assert lake.rows(schema) == [(1, "full")]
 
 
@@ -174,7 +176,9 @@ def test_a_truncate_and_the_rows_after_it_are_one_lake_commit(lake: Lake) -> Non
     lake.copy(schema, [(1, "a"), (2, "b")])
     before = len(lake.snapshots(schema))
     lake.write(
-        run(schema, 200, insert(3, "gone")), truncate(schema, 300), run(schema, 301, insert(1, "new"), insert(2, "n"))
+        change_run(schema, 200, insert(3, "gone")),
+        truncate(schema, 300),
+        change_run(schema, 301, insert(1, "new"), insert(2, "n")),
     )
     assert lake.rows(schema) == [(1, "new"), (2, "n")]
     assert len(lake.snapshots(schema)) == before + 1
@@ -187,11 +191,11 @@ def test_a_truncate_and_the_rows_after_it_are_one_lake_commit(lake: Lake) -> Non
 def test_replay_of_a_batch_makes_no_commit_and_a_partly_covered_one_writes_the_rest(lake: Lake) -> None:
     schema = table_schema(*ID_V, key=(), replica_identity=ReplicaIdentity.NOTHING)
     lake.copy(schema, [(0, "copied")])
-    lake.write(run(schema, 200, insert(1, "a"), insert(1, "a")))
+    lake.write(change_run(schema, 200, insert(1, "a"), insert(1, "a")))
     count = len(lake.snapshots(schema))
-    lake.write(run(schema, 200, insert(1, "a"), insert(1, "a")))
+    lake.write(change_run(schema, 200, insert(1, "a"), insert(1, "a")))
     assert len(lake.snapshots(schema)) == count
-    lake.write(run(schema, 200, insert(1, "a"), insert(1, "a"), insert(1, "c")))
+    lake.write(change_run(schema, 200, insert(1, "a"), insert(1, "a"), insert(1, "c")))
     assert lake.rows(schema) == [(0, "copied"), (1, "a"), (1, "a"), (1, "c")]
     assert len(lake.snapshots(schema)) == count + 1
 
@@ -202,16 +206,16 @@ def test_a_lake_ahead_of_the_store_goes_on_and_one_behind_it_is_an_error(lake: L
     lake.copy(schema, [(1, "a")])
     recorded = lake.store.get_destination_table_metadata(schema.id)
     assert recorded is not None
-    lake.write(run(schema, 200, update(1, "b")))
+    lake.write(change_run(schema, 200, update(1, "b")))
     ahead = lake.store.get_destination_table_metadata(schema.id)
     lake.store.store_destination_table_metadata(schema.id, recorded)
-    lake.write(run(schema, 200, update(1, "b")), run(schema, 210, update(1, "c")))
+    lake.write(change_run(schema, 200, update(1, "b")), change_run(schema, 210, update(1, "c")))
     assert lake.rows(schema) == [(1, "c")]
     first = lake.snapshots(schema)[0].snapshot_id
     lake.spark.sql(f"CALL lake.system.rollback_to_snapshot(table => '{schema.name}', snapshot_id => {first})")
     assert ahead is not None
     with pytest.raises(WatermarkError, match="behind what was recorded") as raised:
-        lake.write(run(schema, 300, update(1, "d")))
+        lake.write(change_run(schema, 300, update(1, "d")))
     assert "headwater resync" in raised.value.hint
     assert lake.rows(schema) == [(1, "a")]
 
@@ -225,7 +229,7 @@ def test_another_epoch_than_the_recorded_one_is_an_error(lake: Lake) -> None:
     lake.copy(schema, [(1, "b")], epoch="e2")
     lake.store.store_destination_table_metadata(schema.id, recorded)
     with pytest.raises(WatermarkError, match="another copy"):
-        lake.write(run(schema, 300, update(1, "d")))
+        lake.write(change_run(schema, 300, update(1, "d")))
 
 
 def test_one_tables_trouble_is_told_by_its_name_and_the_others_are_written(lake: Lake) -> None:
@@ -233,7 +237,7 @@ def test_one_tables_trouble_is_told_by_its_name_and_the_others_are_written(lake:
     lake.copy(good, [(1, "a")])
     lake.copy(bad, [(1, "a")])
     lake.spark.sql(f"DROP TABLE {lake.identifier(bad)}")
-    tables = {good.id: [run(good, 200, update(1, "b"))], bad.id: [run(bad, 200, update(1, "b"))]}
+    tables = {good.id: [change_run(good, 200, update(1, "b"))], bad.id: [change_run(bad, 200, update(1, "b"))]}
     result = WriteEventsResult()
     pending = PendingResult(result)
     lake.destination.write_events(EventBatch(tables, ONE_TRANSACTION, EndLsn(1)), result)
@@ -246,9 +250,9 @@ def test_one_tables_trouble_is_told_by_its_name_and_the_others_are_written(lake:
 def test_commits_of_others_without_a_watermark_do_not_hide_ours(lake: Lake) -> None:
     schema = table_schema(*ID_V)
     lake.copy(schema, [(1, "a"), (2, "b")])
-    lake.write(run(schema, 200, update(1, "b")))
+    lake.write(change_run(schema, 200, update(1, "b")))
     lake.spark.sql(f"DELETE FROM {lake.identifier(schema)} WHERE id = 2")
-    lake.write(run(schema, 200, update(1, "b")), run(schema, 201, insert(3, "c")))
+    lake.write(change_run(schema, 200, update(1, "b")), change_run(schema, 201, insert(3, "c")))
     assert lake.rows(schema) == [(1, "b"), (3, "c")]
 
 
@@ -265,7 +269,7 @@ def test_a_new_copy_replaces_the_old_rows_in_one_commit_and_dropping_keeps_them(
     lake.copy(schema, [(2, "b")], lsn=500, epoch="e2")
     assert lake.rows(schema) == [(2, "b")]
     assert len(lake.snapshots(schema)) == before + 1
-    lake.write(run(schema, 600, insert(3, "c")))
+    lake.write(change_run(schema, 600, insert(3, "c")))
     assert lake.rows(schema) == [(2, "b"), (3, "c")]
 
 
@@ -292,7 +296,7 @@ def test_columns_are_added_dropped_renamed_and_widened_between_runs(lake: Lake) 
         ColumnSchema("more", BUILT_IN[25], attnum=5),
     )
     later = ReplicatedTableSchema(replace(schema.table_schema, columns=columns, snapshot_id=SnapshotId(250)))
-    lake.write(run(schema, 200, insert(2, "b", 2, "y")), run(later, 300, insert(3, "c", 1 << 40, "m")))
+    lake.write(change_run(schema, 200, insert(2, "b", 2, "y")), change_run(later, 300, insert(3, "c", 1 << 40, "m")))
     assert sorted(lake.spark.table(lake.identifier(schema)).columns) == ["id", "more", "n", "renamed"]
     rows = lake.spark.sql(f"SELECT id, renamed, n, more FROM {lake.identifier(schema)} ORDER BY id").collect()
     assert [tuple(r) for r in rows] == [(1, "a", 1, None), (2, "b", 2, None), (3, "c", 1 << 40, "m")]
@@ -342,7 +346,7 @@ def test_a_late_merge_of_another_session_fails_validation(lake: Lake, tmp_path: 
     thread.start()
     while not started.exists() and thread.is_alive():
         thread.join(0.02)
-    lake.write(run(schema, 200, update(1, "in time")))
+    lake.write(change_run(schema, 200, update(1, "in time")))
     go.touch()
     thread.join()
     assert [outcome_of(error) for error in errors] == [Outcome.FAILED], errors
@@ -371,7 +375,7 @@ def test_a_commit_between_the_look_and_the_write_is_seen_and_the_batch_is_writte
     changes = [insert(1, "a")]
     changes += [update(5, UNCHANGED), update(9, "ours")] if keyed else []
     changes += [delete(5, "equal", kind=OLD_FULL)] if identity is ReplicaIdentity.FULL else []
-    lake.write(run(schema, 200, *changes))
+    lake.write(change_run(schema, 200, *changes))
     assert interfered
     five = [] if identity is ReplicaIdentity.FULL else [(5, "equal")]
     assert lake.rows(schema) == [(1, "a"), *five, (6, "equal"), (9, "ours" if keyed else "foreign")]
@@ -393,7 +397,7 @@ def test_a_late_commit_of_a_dead_attempt_to_the_staging_branch_is_not_published(
         return publish(self, start, attempt, **more)
 
     monkeypatch.setattr(LakeTable, "publish", after_a_late_one)
-    lake.write(run(schema, 200, update(1, "in time")))
+    lake.write(change_run(schema, 200, update(1, "in time")))
     assert late
     assert lake.rows(schema) == [(1, "in time"), (2, "b")]
 
@@ -405,7 +409,7 @@ def test_of_two_equal_rows_without_a_key_one_delete_removes_one(lake: Lake) -> N
     )
     before = len(lake.snapshots(schema))
     lake.write(
-        run(
+        change_run(
             schema,
             200,
             delete(1, None, [1, None], kind=OLD_FULL),
@@ -433,7 +437,10 @@ def test_names_with_quotes_spaces_dots_capitals_and_unicode_work(lake: Lake) -> 
     for i, schema in enumerate(schemas):
         lake.copy(schema, [(1, "x", i, 2), (2, "y", i, 3)])
     lake.write(
-        *(run(schema, 200, update(1, UNCHANGED, i, 5), delete(2, *[None] * 3)) for i, schema in enumerate(schemas))
+        *(
+            change_run(schema, 200, update(1, UNCHANGED, i, 5), delete(2, *[None] * 3))
+            for i, schema in enumerate(schemas)
+        )
     )
     for i, schema in enumerate(schemas):
         assert lake.rows(schema) == [(1, "x", i, 5)]
@@ -455,7 +462,7 @@ def test_values_of_all_types_make_the_round_trip_and_pyiceberg_reads_them(lake: 
     )  # fmt: skip
     nothing = (8, *[None] * 12)
     lake.copy(schema, [row])
-    lake.write(run(schema, 200, insert(9, *row[1:]), insert(*nothing), update(7, *row[1:])))
+    lake.write(change_run(schema, 200, insert(9, *row[1:]), insert(*nothing), update(7, *row[1:])))
     catalog = catalog_module.SqlCatalog(
         "lake", uri=f"sqlite:///{lake.settings.location}/catalog.db", warehouse=lake.settings.location
     )
@@ -469,7 +476,7 @@ def test_two_tables_of_a_batch_are_written_with_a_watermark_each(lake: Lake) -> 
     one, two = table_schema(*ID_V), table_schema(*ID_V)
     lake.copy(one, [(1, "a")])
     lake.copy(two, [(1, "a")])
-    lake.write(run(one, 200, update(1, "one")), run(two, 300, insert(2, "two"), first=4))
+    lake.write(change_run(one, 200, update(1, "one")), change_run(two, 300, insert(2, "two"), first=4))
     assert (lake.rows(one), lake.rows(two)) == ([(1, "one")], [(1, "a"), (2, "two")])
     assert lake.snapshots(one)[-1].summary["headwater.commit-lsn"] == "0/C8"
     assert lake.snapshots(two)[-1].summary["headwater.commit-lsn"] == "0/12C"
@@ -479,7 +486,7 @@ def test_a_large_batch_goes_through_the_spool_and_leaves_nothing_there(lake: Lak
     schema = table_schema(*ID_V)
     size = 60_000
     lake.copy(schema, [(i, "old") for i in range(0, 1000)])
-    changes = run(schema, 200, insert(0, "x"))
+    changes = change_run(schema, 200, insert(0, "x"))
     types = arrow_schema(schema)
     many = replace(
         changes,
@@ -502,9 +509,9 @@ def test_a_large_batch_goes_through_the_spool_and_leaves_nothing_there(lake: Lak
 def test_a_table_without_a_recorded_copy_is_refused(lake: Lake) -> None:
     schema = table_schema(*ID_V)
     with pytest.raises(WatermarkError, match="nothing is recorded"):
-        lake.write(run(schema, 200, insert(1, "a")))
+        lake.write(change_run(schema, 200, insert(1, "a")))
     lake.copy(schema, [(1, "a")])
     lake.spark.sql(f"DROP TABLE {lake.identifier(schema)}")
     with pytest.raises(WatermarkError, match="is gone"):
-        lake.write(run(schema, 200, insert(1, "a")))
+        lake.write(change_run(schema, 200, insert(1, "a")))
     assert quote("a`b") == "`a``b`"

@@ -17,11 +17,11 @@ from headwater.source.slots import apply_slot_name
 from headwater.states import INIT, Phase, state_from_json
 from headwater.store.postgres import PostgresStore
 from headwater.testing.faults import Moment
+from tests.background_writes import writing_by
 from tests.commands import write_settings
 from tests.conftest import Database
-from tests.durable import Counting, FileMirror
-from tests.integration.mirror import config, watched
-from tests.writer import writing_by
+from tests.file_destination import CounterChanges, FileDestination
+from tests.integration.running_pipeline import config, running_pipeline
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(120)]
 
@@ -45,7 +45,7 @@ def shop(database: Database) -> Database:
 def killed(shop: Database, directory: Path, phase: Phase, moment: Moment) -> None:
     """Run until the fault point, and make sure that it was what ended the process."""
     file, table = write_settings(shop, directory), shop.value("select 'orders'::regclass::oid::int")
-    command = [sys.executable, "-m", "tests.integration.engine_process", file, directory / "mirror.db"]
+    command = [sys.executable, "-m", "tests.integration.engine_process", file, directory / "destination.db"]
     with (directory / "output.txt").open("w+") as output:
         process = subprocess.Popen(
             [*map(str, command), str(table), phase.value, moment.value], stdout=output, stderr=output
@@ -93,14 +93,17 @@ def test_each_state_is_killed_and_restarted_and_no_change_is_lost_or_doubled(
 ) -> None:
     if phase is Phase.ERRORED:
         shop.execute("insert into orders values (-1, 0, 'infinity')")
-    table, mirror = TableId(shop.value("select 'orders'::regclass::oid::int")), FileMirror(tmp_path / "mirror.db")
-    counting, store = Counting("orders", "items"), PostgresStore(shop.settings, 1)
+    table, destination = (
+        TableId(shop.value("select 'orders'::regclass::oid::int")),
+        FileDestination(tmp_path / "destination.db"),
+    )
+    counting, store = CounterChanges("orders", "items"), PostgresStore(shop.settings, 1)
     with writing_by(shop, counting, pace_seconds=0.002):
         killed(shop, tmp_path, phase, moment)
     on_record = moment is Moment.AFTER and phase not in IN_MEMORY
     assert recorded(shop) is (phase if on_record else LAST_ON_RECORD[phase])
-    copies = mirror.copies("orders")
-    with watched(shop, config(shop), store, mirror) as run:
+    copies = destination.copies("orders")
+    with running_pipeline(shop, config(shop), store, destination) as run:
         with writing_by(shop, counting, pace_seconds=0.002):
             if phase is Phase.ERRORED:
                 run.wait_for(lambda: run.states()["public.orders"] == "errored")
@@ -109,9 +112,9 @@ def test_each_state_is_killed_and_restarted_and_no_change_is_lost_or_doubled(
             changes = run.pipeline.progress.snapshot().changes
             run.wait_for(lambda: run.pipeline.progress.snapshot().changes > changes + 50)
         run.wait_caught_up()
-        mirror.assert_equal(shop, "orders", "items")
-        mirror.assert_every_step_once("orders", "items")
+        destination.assert_equal(shop, "orders", "items")
+        destination.assert_every_step_once("orders", "items")
     handed_over = phase is Phase.READY or (phase is Phase.SYNC_DONE and on_record)
-    assert mirror.copies("orders") == copies + (0 if handed_over else 1)
+    assert destination.copies("orders") == copies + (0 if handed_over else 1)
     slots = shop.execute("select slot_name from pg_replication_slots where database = current_database()")
     assert slots == [(apply_slot_name(1),)]

@@ -9,7 +9,7 @@ import pytest
 
 from headwater.destinations.iceberg.said import translated
 from headwater.errors import HeadwaterError
-from tests.integration.lake_table import ID_V, Lake, table_schema
+from tests.integration.lake_destination import ID_V, Lake, table_schema
 
 # PySpark leaves the sockets it collects over to the garbage collector.
 pytestmark = [

@@ -23,7 +23,17 @@ from headwater.schema.arrow import arrow_schema
 from headwater.schema.table import ReplicaIdentity
 from headwater.spark import frames
 from headwater.spark.frames import FrameSpool
-from tests.integration.lake_table import ID_V, UNCHANGED, Lake, finish, insert, rows_table, run, table_schema, update
+from tests.integration.lake_destination import (
+    ID_V,
+    UNCHANGED,
+    Lake,
+    change_run,
+    finish,
+    insert,
+    rows_table,
+    table_schema,
+    update,
+)
 
 # PySpark leaves the sockets it collects over to the garbage collector.
 pytestmark = [
@@ -51,7 +61,7 @@ def test_a_late_first_copy_of_a_dead_run_does_not_land_on_an_empty_one(
     with pytest.raises(HeadwaterError):
         finish(result, lambda: dead.destination.write_table_rows(schema, late, result))
     assert alive.rows(schema) == []
-    alive.write(run(schema, 400, insert(7, "x")))
+    alive.write(change_run(schema, 400, insert(7, "x")))
     assert alive.rows(schema) == [(7, "x")]
 
 
@@ -59,9 +69,9 @@ def test_a_late_first_copy_of_a_dead_run_does_not_land_on_an_empty_one(
 def test_where_rows_have_no_key_the_two_zeros_are_two_values(lake: Lake) -> None:
     schema = table_schema(("a", 23), ("f", 701), key=(), replica_identity=ReplicaIdentity.FULL)
     lake.copy(schema, [(1, 0.0), (1, -0.0)])
-    lake.write(run(schema, 200, update(2, -0.0, old=(1, 0.0), kind=OLD_FULL)))
+    lake.write(change_run(schema, 200, update(2, -0.0, old=(1, 0.0), kind=OLD_FULL)))
     assert sorted((a, math.copysign(1, f)) for a, f in lake.rows(schema)) == [(1, -1.0), (2, -1.0)]
-    lake.write(run(schema, 201, update(2, 0.0, old=(2, -0.0), kind=OLD_FULL)))
+    lake.write(change_run(schema, 201, update(2, 0.0, old=(2, -0.0), kind=OLD_FULL)))
     assert sorted((a, math.copysign(1, f)) for a, f in lake.rows(schema)) == [(1, -1.0), (2, 1.0)]
 
 
@@ -73,10 +83,10 @@ def test_a_column_that_another_program_dropped_and_added_again_is_not_taken_for_
     lake.spark.sql(f"alter table {identifier} drop column v")
     lake.spark.sql(f"alter table {identifier} add column v string")
     with pytest.raises(ChangeRefused) as raised:
-        lake.write(run(schema, 200, update(1, UNCHANGED)))
+        lake.write(change_run(schema, 200, update(1, UNCHANGED)))
     assert "another program" in raised.value.detail
     lake.copy(schema, [(1, "a"), (2, "b")], lsn=300, epoch="e2")
-    lake.write(run(schema, 400, insert(3, "c")))
+    lake.write(change_run(schema, 400, insert(3, "c")))
     assert lake.rows(schema) == [(1, "a"), (2, "b"), (3, "c")]
 
 

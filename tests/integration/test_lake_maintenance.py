@@ -9,7 +9,7 @@ import pytest
 from headwater.destinations.iceberg.table import STAGING, WATERMARK_TAG
 from headwater.errors import WatermarkError
 from headwater.schema.table import ReplicaIdentity, ReplicatedTableSchema
-from tests.integration.lake_table import ID_V, Lake, insert, run, table_schema, truncate, update
+from tests.integration.lake_destination import ID_V, Lake, change_run, insert, table_schema, truncate, update
 
 # PySpark leaves the sockets it collects over to the garbage collector.
 pytestmark = [
@@ -48,15 +48,15 @@ def test_compaction_and_expiry_by_others_leave_the_watermark_reachable(
     for schema in (keyed, truncated, appended):
         lake.copy(schema, [(1, "a"), (2, "b")])
     lake.write(
-        run(keyed, 200, update(1, "A")),
-        truncate(truncated, 200), run(truncated, 201, insert(1, "A")),
-        run(appended, 200, insert(3, "c")),
+        change_run(keyed, 200, update(1, "A")),
+        truncate(truncated, 200), change_run(truncated, 201, insert(1, "A")),
+        change_run(appended, 200, insert(3, "c")),
     )  # fmt: skip
     for schema in (keyed, truncated, appended):
         maintain(lake, schema, *procedures)
-    lake.write(*(run(schema, 300, insert(4, "d")) for schema in (keyed, truncated, appended)))
+    lake.write(*(change_run(schema, 300, insert(4, "d")) for schema in (keyed, truncated, appended)))
     # Replayed, as after a crash: nothing of it is written twice.
-    lake.write(*(run(schema, 300, insert(4, "d")) for schema in (keyed, truncated, appended)))
+    lake.write(*(change_run(schema, 300, insert(4, "d")) for schema in (keyed, truncated, appended)))
     assert lake.rows(keyed) == [(1, "A"), (2, "b"), (4, "d")]
     assert lake.rows(truncated) == [(1, "A"), (4, "d")]
     assert lake.rows(appended) == [(1, "a"), (2, "b"), (3, "c"), (4, "d")]
@@ -67,12 +67,12 @@ def test_compaction_and_expiry_by_others_leave_the_watermark_reachable(
 def test_a_rollback_is_seen_even_when_compaction_and_expiry_follow_it(lake: Lake) -> None:
     schema = table_schema(*ID_V)
     lake.copy(schema, [(1, "a"), (2, "b")])
-    lake.write(run(schema, 200, update(1, "b")))
+    lake.write(change_run(schema, 200, update(1, "b")))
     before = lake.snapshots(schema)[-1].snapshot_id
-    lake.write(run(schema, 300, update(1, "c")))
+    lake.write(change_run(schema, 300, update(1, "c")))
     maintain(lake, schema, ("rollback_to_snapshot", f"snapshot_id => {before}"), REWRITE, MANIFESTS, EXPIRE)
     with pytest.raises(WatermarkError, match="behind what was recorded"):
-        lake.write(run(schema, 400, update(1, "d")))
+        lake.write(change_run(schema, 400, update(1, "d")))
     assert lake.rows(schema) == [(1, "b"), (2, "b")]
 
 
@@ -80,10 +80,10 @@ def test_a_rollback_is_seen_even_when_compaction_and_expiry_follow_it(lake: Lake
 def test_a_watermark_that_nothing_leads_to_any_more_is_an_error_and_no_guess(lake: Lake) -> None:
     schema = table_schema(*ID_V)
     lake.copy(schema, [(1, "a"), (2, "b")])
-    lake.write(run(schema, 200, update(1, "b")))
+    lake.write(change_run(schema, 200, update(1, "b")))
     maintain(lake, schema, REWRITE, REWRITE, EXPIRE)
     keep = f"ALTER TABLE {lake.identifier(schema)} SET TBLPROPERTIES ('write.metadata.previous-versions-max' = '1', 'x' = '%d')"
     for number in range(2):
         lake.spark.sql(keep % number)
     with pytest.raises(WatermarkError, match="shows no watermark"):
-        lake.write(run(schema, 400, update(1, "d")))
+        lake.write(change_run(schema, 400, update(1, "d")))

@@ -20,7 +20,7 @@ from headwater.events import SourceRead, TableRows
 from headwater.schema.table import ReplicatedTableSchema
 from headwater.testing.lake_rows import open_lake
 from tests.conftest import Database
-from tests.integration.lake import LakeRunning, lake_running
+from tests.integration.lake_pipeline import RunningIntoLake, running_into_lake
 
 # PySpark leaves the sockets it collects over to the garbage collector.
 pytestmark = [
@@ -87,12 +87,12 @@ def run(database: Database, spark: SparkSession, tmp_path: Path) -> Callable[...
     def start(*before_read: str, after_copy: str | None = None) -> Any:
         SourceMovesOn.database, SourceMovesOn.after_copy = database, after_copy
         SourceMovesOn.before_read = iter(before_read)
-        return lake_running(database, spark, tmp_path, destination=SourceMovesOn)
+        return running_into_lake(database, spark, tmp_path, destination=SourceMovesOn)
 
     return start
 
 
-def assert_equal(run: LakeRunning, database: Database, copies: int = 1) -> None:
+def assert_equal(run: RunningIntoLake, database: Database, copies: int = 1) -> None:
     run.wait_caught_up()
     run.wait_ready(1)
     shown = {row[0]: row[1:] for row in database.execute("select id, n, big from notes where shown")}

@@ -14,7 +14,7 @@ from headwater.schema.table import TableName
 from headwater.store.postgres import PostgresStore
 from tests.commands import headwater, write_settings
 from tests.conftest import Database
-from tests.integration.lake import lake_running
+from tests.integration.lake_pipeline import running_into_lake
 
 # PySpark leaves the sockets it collects over to the garbage collector.
 pytestmark = [
@@ -95,7 +95,7 @@ def test_names_with_quotes_spaces_capitals_unicode_and_63_bytes_work_in_a_pipeli
     assert max(len(column.encode()) for column in COLUMNS) == 63
     file = write_settings(named, tmp_path, publication=PUBLICATION)
     store = PostgresStore(named.settings, 1)
-    with lake_running(named, spark, tmp_path, store, publication=PUBLICATION) as run:
+    with running_into_lake(named, spark, tmp_path, store, publication=PUBLICATION) as run:
         run.wait_ready(len(NAMES))
         change(named)
         run.wait_caught_up(120)

@@ -16,8 +16,8 @@ from headwater.store.memory import MemoryStore
 from headwater.store.postgres import PostgresStore
 from tests.commands import headwater, write_settings
 from tests.conftest import Database
-from tests.integration.lake import LakeRunning, lake_running
-from tests.integration.lake_table import ID_V, Lake, run, table_schema, update
+from tests.integration.lake_destination import ID_V, Lake, change_run, table_schema, update
+from tests.integration.lake_pipeline import RunningIntoLake, running_into_lake
 
 # PySpark leaves the sockets it collects over to the garbage collector.
 pytestmark = [
@@ -46,13 +46,13 @@ def test_a_second_cluster_or_database_with_the_same_pipeline_id_replaces_no_rows
     assert raised.value.retry is Retry.MANUAL
     assert lake.rows(schema) == [(1, "first")]
     lake.copy(schema, [(1, "second")], epoch="e2", take_over=True)
-    lake.write(run(schema, 200, update(1, "changed")))
+    lake.write(change_run(schema, 200, update(1, "changed")))
     assert lake.rows(schema) == [(1, "changed")]
     lake.destination.shutdown()
     lake.store = first_store
     lake.start()
     with pytest.raises(DestinationError, match="did not write"):
-        lake.write(run(schema, 300, update(1, "late")))
+        lake.write(change_run(schema, 300, update(1, "late")))
     assert lake.rows(schema) == [(1, "changed")]
 
 
@@ -70,7 +70,7 @@ def test_tables_that_swap_their_names_are_copied_to_the_lake_table_of_their_new_
     lake.store.prepare_table_state_for_copy(one.id)
     lake.copy(new_two, [(1, "two")], epoch="e2")
     lake.copy(new_one, [(1, "one")], epoch="e3")
-    lake.write(run(new_one, 200, update(1, "ONE")), run(new_two, 200, update(1, "TWO")))
+    lake.write(change_run(new_one, 200, update(1, "ONE")), change_run(new_two, 200, update(1, "TWO")))
     assert lake.rows(new_one) == [(1, "ONE")]
     assert lake.rows(new_two) == [(1, "TWO")]
 
@@ -85,7 +85,7 @@ def test_changes_of_a_table_whose_lake_table_was_taken_by_another_one_are_an_err
     lake.copy(again, [(1, "new")], epoch="e2")
     lake.store.store_destination_table_metadata(old.id, recorded)
     with pytest.raises(LakeTableTaken, match="another source table"):
-        lake.write(run(old, 200, update(1, "late")))
+        lake.write(change_run(old, 200, update(1, "late")))
     assert lake.rows(again) == [(1, "new")]
 
 
@@ -96,7 +96,7 @@ def test_a_watermark_says_of_which_table_timeline_and_run_it_is_and_one_of_a_new
     schema = table_schema(*ID_V)
     lake.copy(schema, [(1, "a")])
     lake.timeline = 3
-    lake.write(run(schema, 200, update(1, "b")))
+    lake.write(change_run(schema, 200, update(1, "b")))
     marks = [parse_summary(row.summary) for row in lake.snapshots(schema)]
     assert [(m.database_oid, m.table_id, m.timeline, m.run) for m in marks if m] == [
         (5, schema.id, 1, "a run"),
@@ -104,7 +104,7 @@ def test_a_watermark_says_of_which_table_timeline_and_run_it_is_and_one_of_a_new
     ]
     lake.timeline = 2
     with pytest.raises(WatermarkError, match="newer timeline"):
-        lake.write(run(schema, 300, update(1, "c")))
+        lake.write(change_run(schema, 300, update(1, "c")))
     recorded = lake.store.get_destination_table_metadata(schema.id)
     assert recorded is not None
     assert recorded.watermark is not None
@@ -112,7 +112,7 @@ def test_a_watermark_says_of_which_table_timeline_and_run_it_is_and_one_of_a_new
     other = replace(recorded.watermark, table_id=schema.id + 1)
     lake.store.store_destination_table_metadata(schema.id, replace(recorded, watermark=other))
     with pytest.raises(WatermarkError, match="another copy"):
-        lake.write(run(schema, 300, update(1, "c")))
+        lake.write(change_run(schema, 300, update(1, "c")))
     assert lake.rows(schema) == [(1, "b")]
 
 
@@ -122,7 +122,7 @@ def test_a_second_database_is_refused_by_the_pipeline_and_resync_with_take_over_
     monkeypatch.setattr(publication_watch, "LOOK_SECONDS", 0.1)
     server, shop = database.server, "create table t(id int primary key, v text); create publication shop for table t;"
     database.execute(shop + "insert into t values (1, 'first')")
-    with lake_running(database, spark, tmp_path) as run:
+    with running_into_lake(database, spark, tmp_path) as run:
         run.wait_ready(1)
         run.stop()
     # Names of slots are the cluster's.
@@ -133,9 +133,9 @@ def test_a_second_database_is_refused_by_the_pipeline_and_resync_with_take_over_
             second = Database(server, name, connection)
             second.execute(shop + "insert into t values (1, 'second')")
             file = write_settings(second, tmp_path)
-            with lake_running(second, spark, tmp_path, PostgresStore(second.settings, 1)) as run:
+            with running_into_lake(second, spark, tmp_path, PostgresStore(second.settings, 1)) as run:
                 run.wait_states("errored", 1, 120)
-                LakeRunning(database, run.pipeline, run.warehouse, run.session).assert_equal("t")
+                RunningIntoLake(database, run.pipeline, run.warehouse, run.session).assert_equal("t")
                 headwater("resync", file, "--take-over", "public.t")
                 run.wait_ready(1)
                 second.execute("update t set v = 'changed'")

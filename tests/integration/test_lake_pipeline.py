@@ -17,7 +17,7 @@ from headwater.events import EventBatch
 from headwater.states import Phase
 from headwater.store.memory import MemoryStore
 from tests.conftest import Database
-from tests.integration.lake import lake_running
+from tests.integration.lake_pipeline import running_into_lake
 
 # PySpark leaves the sockets it collects over to the garbage collector.
 pytestmark = [
@@ -59,7 +59,7 @@ def test_each_replica_identity_is_mirrored_with_key_updates_and_unchanged_large_
     database: Database, spark: SparkSession, tmp_path: Path
 ) -> None:
     database.execute(IDENTITIES)
-    with lake_running(database, spark, tmp_path) as run:
+    with running_into_lake(database, spark, tmp_path) as run:
         run.wait_ready(5)
         for table in WITH_KEY_CHANGES:
             other = ("", "", "") if table != "by_index" else (", other", ", 9", ", 10000")
@@ -100,7 +100,7 @@ def test_truncate_of_several_by_cascade_with_identities_and_between_rows_of_one_
         create publication shop for table a, b, c, d;
         """
     )
-    with lake_running(database, spark, tmp_path) as run:
+    with running_into_lake(database, spark, tmp_path) as run:
         run.wait_ready(4)
         database.execute(
             """
@@ -143,7 +143,7 @@ def test_the_destination_fails_after_the_lake_commit_and_the_batch_that_comes_ag
 ) -> None:
     database.execute("create table counts(id int primary key, n int); create publication shop for table counts")
     database.execute("insert into counts select i, 0 from generate_series(1, 10) i")
-    with lake_running(database, spark, tmp_path, destination=SilentAfterwards) as run:
+    with running_into_lake(database, spark, tmp_path, destination=SilentAfterwards) as run:
         run.wait_ready(1)
         before = run.snapshots("counts")
         database.execute("update counts set n = n + 1")
@@ -184,7 +184,7 @@ def test_a_lake_commit_whose_answer_was_lost_is_looked_up_and_not_done_twice(
     database.execute("create table log(line text); alter table log replica identity full")
     database.execute("alter publication shop add table log")
     database.execute("insert into counts select i, 0 from generate_series(1, 10) i")
-    with lake_running(database, spark, tmp_path) as run:
+    with running_into_lake(database, spark, tmp_path) as run:
         run.wait_ready(2)
         before = {table: run.snapshots(table) for table in ("counts", "log")}
         with answer_lost(run.warehouse, "counts"), answer_lost(run.warehouse, "log"):
@@ -206,7 +206,7 @@ def test_a_value_the_lake_cannot_hold_is_named_when_the_copy_meets_it(
     database.execute("create table days(id int primary key, day date); insert into days values (1, 'infinity')")
     database.execute("create publication shop for table days")
     store = MemoryStore()
-    with lake_running(database, spark, tmp_path, store) as run:
+    with running_into_lake(database, spark, tmp_path, store) as run:
         run.wait_states("errored", 1, 120)
         (state,) = store.get_table_states().values()
         assert state.phase is Phase.ERRORED

@@ -13,13 +13,13 @@ from headwater.events import OLD_FULL, EventBatch
 from headwater.lsn import EndLsn
 from headwater.schema.leaves import LeafIdentity
 from headwater.schema.table import ReplicaIdentity, ReplicatedTableSchema
-from tests.integration.lake_table import (
+from tests.integration.lake_destination import (
     ID_V,
     ONE_TRANSACTION,
     Lake,
+    change_run,
     delete,
     insert,
-    run,
     table_schema,
     truncate,
     update,
@@ -50,10 +50,12 @@ def test_updates_and_deletes_that_find_no_row_are_counted_and_logged_and_inserts
     passing = [insert(5, "x"), update(5, "y"), delete(5, None)]
     tables = {
         keyed.id: [
-            run(keyed, 200, *found, *passing, update(8, "new"), delete(9, None), update(11, "n", old=(10, None)))
+            change_run(keyed, 200, *found, *passing, update(8, "new"), delete(9, None), update(11, "n", old=(10, None)))
         ],
-        emptied.id: [truncate(emptied, 200), run(emptied, 201, insert(1, "a"), delete(2, None))],
-        whole.id: [run(whole, 200, delete(1, "a", kind=OLD_FULL), delete(9, "gone", kind=OLD_FULL), insert(4, "d"))],
+        emptied.id: [truncate(emptied, 200), change_run(emptied, 201, insert(1, "a"), delete(2, None))],
+        whole.id: [
+            change_run(whole, 200, delete(1, "a", kind=OLD_FULL), delete(9, "gone", kind=OLD_FULL), insert(4, "d"))
+        ],
     }
     result = WriteEventsResult()
     pending = PendingResult(result)
@@ -73,7 +75,7 @@ def test_where_only_leaves_keep_a_key_unique_an_insert_of_a_key_that_exists_is_a
     schema = of_leaves(table_schema(*ID_V))
     lake.copy(schema, [(1, "a"), (2, "b")])
     # Deleted before, or by the same run, it does not exist.
-    lake.write(run(schema, 200, delete(1, None), insert(1, "again"), insert(3, "c"), update(2, "B")))
+    lake.write(change_run(schema, 200, delete(1, None), insert(1, "again"), insert(3, "c"), update(2, "B")))
     with pytest.raises(ChangeRefused, match="cannot be applied"):
-        lake.write(run(schema, 300, insert(2, "another"), insert(4, "d"), delete(9, None)))
+        lake.write(change_run(schema, 300, insert(2, "another"), insert(4, "d"), delete(9, None)))
     assert lake.rows(schema) == [(1, "again"), (2, "B"), (3, "c")]

@@ -10,8 +10,8 @@ from pyspark.sql import SparkSession
 
 from headwater.destinations.iceberg import parts
 from tests.conftest import Database
-from tests.driver import driver
-from tests.integration.lake import lake_running
+from tests.integration.lake_pipeline import running_into_lake
+from tests.pipeline_process import pipeline_process
 
 # PySpark leaves the sockets it collects over to the garbage collector.
 pytestmark = [
@@ -34,7 +34,7 @@ def test_one_row_of_64_mib_goes_through_copy_and_stream_into_the_lake(
              from generate_series(1, {size} / 64) i"""
     database.execute(row.format(id=1, size=mib * MIB))
     database.execute("create publication shop for table files")
-    with driver(database, tmp_path) as run:
+    with pipeline_process(database, tmp_path) as run:
         run.start()
         run.wait_ready(1)
         database.execute(row.format(id=2, size=mib * MIB))
@@ -58,7 +58,7 @@ def test_a_table_of_very_many_columns_is_copied_and_followed(
     insert = sql.SQL("insert into wide select i, {} from generate_series(%s::int, %s::int) i").format(values)
     database.execute(insert, [1, 20])
     database.execute("create publication shop for table wide")
-    with lake_running(database, spark, tmp_path) as run:
+    with running_into_lake(database, spark, tmp_path) as run:
         run.wait_states("ready", 1, 400)
         database.execute(insert, [21, 25])
         database.execute(f"update wide set {columns[-1]} = null, {columns[0]} = -1 where id <= 5")
@@ -79,7 +79,7 @@ def test_a_transaction_that_is_netted_in_parts_ends_equal_with_moved_keys_and_wi
     for name in ("keyed", "keyless"):
         database.execute(f"insert into {name} {rows} from generate_series(1, 2000) i")
     database.execute("create publication shop for table keyed, keyless")
-    with lake_running(database, spark, tmp_path) as run:
+    with running_into_lake(database, spark, tmp_path) as run:
         run.wait_ready(2)
         with database.connection.transaction():
             database.execute("update keyed set id = -id, large = null where id % 3 <> 0")

@@ -17,8 +17,17 @@ from headwater.lsn import EndLsn
 from headwater.schema.table import ReplicaIdentity, ReplicatedTableSchema
 from headwater.testing.lake_rows import open_lake
 from tests.conftest import Database
-from tests.integration.lake import lake_running
-from tests.integration.lake_table import ID_V, ONE_TRANSACTION, Lake, delete, insert, run, table_schema, update
+from tests.integration.lake_destination import (
+    ID_V,
+    ONE_TRANSACTION,
+    Lake,
+    change_run,
+    delete,
+    insert,
+    table_schema,
+    update,
+)
+from tests.integration.lake_pipeline import running_into_lake
 
 # PySpark leaves the sockets it collects over to the garbage collector.
 pytestmark = [
@@ -45,7 +54,7 @@ def test_a_lost_data_file_is_its_tables_own_error_and_a_lake_that_cannot_be_writ
     def write(lsn: int) -> PendingResult:
         result = WriteEventsResult()
         pending = PendingResult(result)
-        tables = {schema.id: [run(schema, lsn, update(1, "new"))] for schema in (good, bad)}
+        tables = {schema.id: [change_run(schema, lsn, update(1, "new"))] for schema in (good, bad)}
         lake.destination.write_events(EventBatch(tables, ONE_TRANSACTION, EndLsn(1)), result)
         pending.settle(120)
         return pending
@@ -79,7 +88,7 @@ def test_a_pipeline_copies_a_table_again_whose_data_file_is_lost_and_mirrors_col
         "create table reserved(_pos int primary key, _file text, \"_ROW_ID\" int); insert into reserved values (1, 'f', 7);"
         "create publication shop for table broken, other, reserved"
     )
-    with lake_running(database, spark, tmp_path) as run:
+    with running_into_lake(database, spark, tmp_path) as run:
         run.wait_ready(3)
         lose_data_files(run.warehouse, "broken")
         database.execute("update broken set v = 'new' where id = 1; update other set v = 'b'")
@@ -108,7 +117,7 @@ def test_columns_with_every_reserved_name_are_written_by_each_way_and_say_what_t
         lake.source = {(9,): (9, *["s"] * width)}
         more = [insert(9, *[UNCHANGED] * width)] if schema is keyed else []
         lake.write(
-            run(
+            change_run(
                 schema, 200, delete(1, *(old if schema is keyed else ["a"] * width), kind=OLD_FULL),
                 update(20, *[UNCHANGED] * width, old=(2, *old), kind=1 if schema is keyed else OLD_FULL),
                 insert(4, *["d"] * width), *more,
@@ -127,7 +136,7 @@ def test_what_the_lake_lacks_of_recorded_tables_is_told_at_start(lake: Lake) -> 
     tables: list[ReplicatedTableSchema] = [whole, gone, emptied, rolled, taken]
     for schema in tables:
         lake.copy(schema, [(1, "a")])
-    lake.write(run(rolled, 200, update(1, "b")))
+    lake.write(change_run(rolled, 200, update(1, "b")))
     lake.spark.sql(f"DROP TABLE {lake.identifier(gone)}")
     lake.spark.sql(f"CREATE OR REPLACE TABLE {lake.identifier(emptied)} (id bigint, v string) USING iceberg")
     first = lake.snapshots(rolled)[0].snapshot_id

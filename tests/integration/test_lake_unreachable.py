@@ -18,7 +18,7 @@ from headwater.engine import retry
 from headwater.errors import DestinationError, DestinationUnavailable
 from headwater.spark.session import translate
 from tests.conftest import Database
-from tests.integration.lake import LakeRunning, lake_running
+from tests.integration.lake_pipeline import RunningIntoLake, running_into_lake
 
 # A Spark job that fails leaves the socket open that its rows would have come through; Python says so when it is collected.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
@@ -57,7 +57,7 @@ def moved_away(warehouse: Path) -> Iterator[None]:
 
 
 def wait_out(
-    run: LakeRunning, caplog: pytest.LogCaptureFixture, cause: str, changes: Callable[[], object], *, attempts: int
+    run: RunningIntoLake, caplog: pytest.LogCaptureFixture, cause: str, changes: Callable[[], object], *, attempts: int
 ) -> None:
     """While nothing can be written: it is told once an attempt and by its root cause, and the lag grows."""
     caplog.clear()
@@ -74,7 +74,7 @@ def wait_out(
     assert all(cause in record.getMessage() for record in lines), caplog.text
 
 
-def go_on(run: LakeRunning, caplog: pytest.LogCaptureFixture) -> None:
+def go_on(run: RunningIntoLake, caplog: pytest.LogCaptureFixture) -> None:
     run.wait_caught_up(120)
     run.wait_for(lambda: run.pipeline.progress.snapshot().waiting is None)
     assert caplog.text.count("writing a batch succeeded after") == 1
@@ -85,7 +85,7 @@ def go_on(run: LakeRunning, caplog: pytest.LogCaptureFixture) -> None:
 def test_a_warehouse_that_is_moved_away_twice_is_waited_for_beyond_every_limit(
     shop: Database, spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with lake_running(shop, spark, tmp_path, table_error_retry_max_attempts=2) as run:
+    with running_into_lake(shop, spark, tmp_path, table_error_retry_max_attempts=2) as run:
         run.wait_ready(2)
         run.wait_caught_up()
         for counter in (2, 3):
@@ -143,7 +143,9 @@ def test_a_read_only_warehouse_and_a_catalog_that_is_down_are_waited_for_and_nam
     properties = {"type": "jdbc", "uri": f"jdbc:sqlite:file:{catalog}", "jdbc.schema-version": "V1"}
     with (
         mounted(tmp_path / "lake"),
-        lake_running(shop, spark, tmp_path, catalog_properties=properties, table_error_retry_max_attempts=2) as run,
+        running_into_lake(
+            shop, spark, tmp_path, catalog_properties=properties, table_error_retry_max_attempts=2
+        ) as run,
     ):
         run.wait_ready(2)
         run.wait_caught_up()
@@ -171,7 +173,7 @@ def test_an_outage_of_fifteen_minutes_and_another_during_the_recovery_end_equal(
 ) -> None:
     monkeypatch.setattr(retry, "FIRST_SECONDS", 0.5)
     monkeypatch.setattr(retry, "MOST_SECONDS", 30.0)
-    with lake_running(shop, spark, tmp_path) as run:
+    with running_into_lake(shop, spark, tmp_path) as run:
         run.wait_ready(2)
         run.wait_caught_up()
         with moved_away(run.warehouse):

@@ -28,8 +28,9 @@ from headwater.testing.memory import PeakMemory
 from headwater.testing.postgres import PostgresServer
 from headwater.wire import pgoutput
 from tests.conftest import Database
-from tests.driver import driver
-from tests.integration.mirror import MirrorDestination, Watched, config, running
+from tests.integration.memory_tables import MemoryTables
+from tests.integration.running_pipeline import RunningPipeline, config, running
+from tests.pipeline_process import pipeline_process
 
 SLOT = apply_slot_name(1)
 
@@ -82,11 +83,11 @@ def test_a_large_transaction_is_sent_in_progress_and_is_one_batch_without_what_w
             wait_streamed(shop, 1)
             shop.execute("insert into items select generate_series(10001, 10010), 1, 'while it is in progress'")
             run.wait_caught_up()
-            assert len(run.mirror.tables["items"]) == 10
-            assert len(run.mirror.tables["orders"]) == 500
+            assert len(run.destination.tables["items"]) == 10
+            assert len(run.destination.tables["orders"]) == 500
         run.wait_caught_up()
         run.assert_equal("orders", "items")
-        assert run.mirror.batches[-1].change_count == 5000 + 2750
+        assert run.destination.batches[-1].change_count == 5000 + 2750
 
 
 def test_a_large_transaction_that_is_rolled_back_leaves_nothing_and_the_slot_advances(shop: Database) -> None:
@@ -95,11 +96,11 @@ def test_a_large_transaction_that_is_rolled_back_leaves_nothing_and_the_slot_adv
         with other.transaction(force_rollback=True):
             other.execute("insert into orders select i, 1, repeat('x', 100) from generate_series(1001, 6000) i")
             wait_streamed(shop, 1)
-        batches = len(run.mirror.batches)
+        batches = len(run.destination.batches)
         shop.execute("insert into items values (1, 1, 'after')")
         run.wait_caught_up()
         run.assert_equal("orders", "items")
-        assert sum(batch.change_count for batch in run.mirror.batches[batches:]) == 1
+        assert sum(batch.change_count for batch in run.destination.batches[batches:]) == 1
 
 
 @pytest.mark.invariant(3)
@@ -123,8 +124,8 @@ def test_what_is_in_progress_when_the_connection_is_lost_comes_again_as_a_whole(
 def test_random_large_transactions_side_by_side_end_equal_and_their_keys_do_not_depend_on_the_way(
     shop: Database,
 ) -> None:
-    store, mirror = MemoryStore(), MirrorDestination()
-    with running(shop, store=store, mirror=mirror) as run:
+    store, destination = MemoryStore(), MemoryTables()
+    with running(shop, store=store, destination=destination) as run:
         run.wait_states("ready", 2)
         start = store.get_replication_progress(APPLY)
         assert start is not None
@@ -144,7 +145,7 @@ def test_random_large_transactions_side_by_side_end_equal_and_their_keys_do_not_
     )
     keys = [
         (table, int(lsn), int(ordinal))
-        for batch in mirror.batches
+        for batch in destination.batches
         for table, steps in batch.tables.items()
         for step in steps
         for lsn, ordinal in zip(step.commit_lsn, step.ordinal, strict=True)  # type: ignore[arg-type]
@@ -198,17 +199,17 @@ def test_tables_are_handed_over_while_a_large_transaction_of_theirs_is_in_progre
     shop: Database,
 ) -> None:
     """Both slots have blocks of it that nobody may have seen: it belongs to whom the table belongs to when it commits."""
-    mirror, copied, release = MirrorDestination(), threading.Event(), threading.Event()
+    destination, copied, release = MemoryTables(), threading.Event(), threading.Event()
 
     def hold(rows: TableRows) -> None:
-        if len(mirror.copies) > 2:
+        if len(destination.copies) > 2:
             copied.set()
             assert release.wait(60)
 
-    mirror.after_copy = hold
+    destination.after_copy = hold
     insert = "insert into {} select i, 1, repeat('x', 100) from generate_series({}, {}) i"
     with shop.server.connect() as other:
-        with running(shop, mirror) as run:
+        with running(shop, destination) as run:
             run.wait_states("ready", 2)
             for name in ("late", "later"):
                 shop.execute(f"create table {name}(id int primary key, counter int not null, note text)")
@@ -225,7 +226,7 @@ def test_tables_are_handed_over_while_a_large_transaction_of_theirs_is_in_progre
                 other.execute("update late set counter = 2")
             run.wait_caught_up()
             run.assert_equal("orders", "late", "later")
-            assert sorted(mirror.copies) == ["items", "late", "later", "orders"]
+            assert sorted(destination.copies) == ["items", "late", "later", "orders"]
         shop.execute("drop table late, later")
 
 
@@ -260,7 +261,7 @@ def test_short_memory_pauses_reading_while_a_batch_is_written_and_never_for_good
             begun.set()
             assert release.wait(60)
 
-        run.mirror.before_events = block
+        run.destination.before_events = block
         shop.execute("insert into items values (1, 1, 'holds the destination')")
         assert begun.wait(30)
         shop.execute("insert into orders select i, 1, repeat('x', 100) from generate_series(10001, 40000) i")
@@ -317,7 +318,7 @@ def test_a_value_out_of_range_in_a_large_transaction_on_disk_errs_its_table_alon
         run.wait_caught_up()
         run.wait_states("errored", 1)
         run.assert_equal("orders")
-        assert run.mirror.copies.count("orders") == 1
+        assert run.destination.copies.count("orders") == 1
 
 
 def test_a_transaction_beyond_the_budget_lies_in_the_spool_directory(shop: Database, tmp_path: Path) -> None:
@@ -326,7 +327,9 @@ def test_a_transaction_beyond_the_budget_lies_in_the_spool_directory(shop: Datab
         run.wait_states("ready", 2)
         mapped: list[bool] = []
         # Files without a name, so that nothing is left behind: only the list of what we have mapped tells of them.
-        run.mirror.before_events = lambda batch: mapped.append(str(tmp_path) in Path("/proc/self/maps").read_text())
+        run.destination.before_events = lambda batch: mapped.append(
+            str(tmp_path) in Path("/proc/self/maps").read_text()
+        )
         shop.execute("insert into orders select i, 1, repeat('x', 200) from generate_series(10001, 20000) i")
         run.wait_caught_up()
         run.assert_equal("orders")
@@ -356,7 +359,7 @@ def test_a_transaction_larger_than_the_budget_takes_no_more_memory_than_a_small_
     pipeline = Pipeline(config(shop, batch=small), MemoryStore(), counting)
     pipeline.start()
     try:
-        run = Watched(shop, pipeline)
+        run = RunningPipeline(shop, pipeline)
         run.wait_states("ready", 2)
         with PeakMemory() as few:
             shop.execute("insert into items select i, 1, repeat('x', 100) from generate_series(1, 50000) i")
@@ -385,7 +388,7 @@ driver_memory = "2g"
 memory_budget_ratio = {budget / memory_now().total_bytes:.6f}
 spool_directory = "{tmp_path}"
 """
-    with driver(shop, tmp_path, extra=extra) as pipeline:
+    with pipeline_process(shop, tmp_path, extra=extra) as pipeline:
         pipeline.start()
         pipeline.wait_ready(2)
         with PeakMemory(pipeline.pid) as python, PeakMemory(pipeline.jvm()) as jvm:

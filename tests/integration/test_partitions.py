@@ -6,7 +6,7 @@ import pytest
 
 from headwater.engine.supervise import publication_watch
 from tests.conftest import Database
-from tests.integration.mirror import running
+from tests.integration.running_pipeline import running
 
 # Columns in another order in one leaf: what is read and sent goes by name, not by position.
 NESTED = """
@@ -50,7 +50,7 @@ def test_nested_partitions_are_copied_and_followed_by_the_root_or_by_the_leaves(
         database.execute(changes)
         run.wait_caught_up()
         run.assert_equal(*tables)
-        assert sorted(run.mirror.copies) == sorted(tables)
+        assert sorted(run.destination.copies) == sorted(tables)
 
 
 @pytest.mark.parametrize("via_root", [True, False])
@@ -63,8 +63,8 @@ def test_a_single_leaf_of_nested_partitions_is_copied_and_followed_alone(databas
         database.execute("update m2_north_1 set note = 'by its own name' where id % 7 = 0")
         run.wait_caught_up()
         run.assert_equal("m2_north_1")
-        assert len(run.mirror.tables["m2_north_1"]) > 10
-        assert set(run.mirror.tables) == {"m2_north_1"}
+        assert len(run.destination.tables["m2_north_1"]) > 10
+        assert set(run.destination.tables) == {"m2_north_1"}
 
 
 @pytest.mark.versions(14, 15, 18)
@@ -89,7 +89,7 @@ def test_a_partition_that_is_attached_or_detached_is_followed_as_what_it_is_from
         database.execute("insert into t values (1500, 1); insert into t3 values (2500, 1)")
         run.wait_caught_up()
         database.execute("alter table t attach partition t3 for values from (2000) to (3000)")
-        run.wait_for(lambda: run.mirror.copies.count("t") == 2)
+        run.wait_for(lambda: run.destination.copies.count("t") == 2)
         run.wait_for(lambda: run.states() == {"public.t": "ready"})
         database.execute(
             "insert into t values (2700, 1); delete from t where id = 2002; update t set a = 7 where id = 2001"
@@ -97,7 +97,7 @@ def test_a_partition_that_is_attached_or_detached_is_followed_as_what_it_is_from
         run.wait_caught_up()
         run.assert_equal("t")
         database.execute("alter table t detach partition t2")
-        run.wait_for(lambda: run.mirror.copies.count("t") == 3)
+        run.wait_for(lambda: run.destination.copies.count("t") == 3)
         run.wait_for(lambda: set(run.states().values()) == {"ready"})
         database.execute("insert into t2 values (1600, 1); delete from t2 where id = 1001; insert into t values (5, 5)")
         run.wait_caught_up()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Database
-from tests.driver import driver
+from tests.pipeline_process import pipeline_process
 
 
 def test_rows_and_changes_reach_the_lake_and_sigterm_ends_with_status_0(database: Database, tmp_path: Path) -> None:
@@ -22,7 +22,7 @@ def test_rows_and_changes_reach_the_lake_and_sigterm_ends_with_status_0(database
         create publication shop for all tables;
         """
     )
-    with driver(database, tmp_path) as run:
+    with pipeline_process(database, tmp_path) as run:
         run.start()
         run.wait_ready(2)
         database.execute(
@@ -55,7 +55,7 @@ def test_for_all_tables_idle_for_a_minute_makes_no_lake_commit_and_no_store_writ
             store += database.execute(f"select '{table}', xmin::text, ctid::text from headwater.{table} order by 2, 3")
         return lake, store
 
-    with driver(database, tmp_path) as run:
+    with pipeline_process(database, tmp_path) as run:
         run.start()
         run.wait_ready(1)
         run.wait_caught_up()

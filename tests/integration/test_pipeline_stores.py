@@ -15,7 +15,8 @@ from headwater.source.lock import PipelineLock
 from headwater.store.memory import MemoryStore
 from headwater.store.postgres import PostgresStore
 from tests.conftest import Database
-from tests.integration.mirror import MirrorDestination, config, running
+from tests.integration.memory_tables import MemoryTables
+from tests.integration.running_pipeline import config, running
 
 LIFECYCLE = ("interrupt_with", "start", "close")
 OF_MEMORY = {
@@ -61,7 +62,7 @@ def test_a_store_outside_the_source_needs_no_right_to_create_anything_in_it(shop
 def test_a_store_in_the_source_does(shop: Database, reader: Database) -> None:
     connection = by_reader(shop)
     store = PostgresStore(connection.connect_settings(), 1)
-    pipeline = Pipeline(config(shop, pg_connection=connection), store, MirrorDestination())
+    pipeline = Pipeline(config(shop, pg_connection=connection), store, MemoryTables())
     with pytest.raises(PreflightError, match="not ready") as caught:
         pipeline.start()
     assert "lacks CREATE on database" in caught.value.detail
@@ -81,7 +82,7 @@ def test_the_lock_is_released_whatever_the_store_is_like(shop: Database, lacks: 
     def broken(self: object, *_: object) -> None:
         raise AttributeError(lacks)
 
-    pipeline = Pipeline(config(shop), type("Broken", (MemoryStore,), {lacks: broken})(), MirrorDestination())
+    pipeline = Pipeline(config(shop), type("Broken", (MemoryStore,), {lacks: broken})(), MemoryTables())
     try:
         pipeline.start()
     except AttributeError:

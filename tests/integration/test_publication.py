@@ -15,9 +15,10 @@ from headwater.states import INIT
 from headwater.store.memory import MemoryStore
 from headwater.store.postgres import PostgresStore
 from headwater.testing.compare import wait_until
+from tests.background_writes import writing
 from tests.conftest import Database
-from tests.integration.mirror import MirrorDestination, Running, running
-from tests.writer import writing
+from tests.integration.memory_tables import MemoryTables
+from tests.integration.running_pipeline import RunningIntoMemory, running
 
 
 @pytest.fixture(autouse=True)
@@ -49,13 +50,13 @@ def sync_slots(database: Database) -> int:
     )
 
 
-def wait_ready(run: Running, *tables: str) -> None:
+def wait_ready(run: RunningIntoMemory, *tables: str) -> None:
     """Exactly these tables, all ready."""
     run.wait_for(lambda: run.states() == {f"public.{table}": "ready" for table in tables})
 
 
-def wait_copies(run: Running, table: str, count: int) -> None:
-    run.wait_for(lambda: run.mirror.copies.count(table) == count)
+def wait_copies(run: RunningIntoMemory, table: str, count: int) -> None:
+    run.wait_for(lambda: run.destination.copies.count(table) == count)
 
 
 @pytest.mark.versions
@@ -71,14 +72,14 @@ def test_a_table_that_joins_while_running_is_copied_and_followed(shop: Database)
         shop.execute("update orders set note = 'x' where id < 10")
         run.wait_caught_up()
         run.assert_equal("orders", "items", "late")
-        assert sorted(run.mirror.copies) == ["items", "late", "orders"]
+        assert sorted(run.destination.copies) == ["items", "late", "orders"]
 
 
 def test_a_table_that_leaves_while_running_is_forgotten_and_its_lake_table_kept(shop: Database) -> None:
     store = PostgresStore(shop.settings, 1)
     with running(shop, store=store) as run:
         wait_ready(run, "items", "orders")
-        before = dict(run.mirror.tables["items"])
+        before = dict(run.destination.tables["items"])
         shop.execute("alter publication shop drop table items")
         wait_ready(run, "orders")
         shop.execute("update items set note = 'unseen'; update orders set note = 'seen'")
@@ -93,20 +94,20 @@ def test_a_table_that_leaves_while_running_is_forgotten_and_its_lake_table_kept(
 
         run.wait_for(purged)
         run.wait_for(lambda: sync_slots(shop) == 0)
-        assert run.mirror.tables["items"] == before
+        assert run.destination.tables["items"] == before
         run.assert_equal("orders")
 
 
 def test_a_table_that_leaves_during_its_copy_takes_worker_slot_and_state_with_it(shop: Database) -> None:
-    mirror, store, begun, release = MirrorDestination(), MemoryStore(), threading.Event(), threading.Event()
+    destination, store, begun, release = MemoryTables(), MemoryStore(), threading.Event(), threading.Event()
 
     def block(rows: TableRows) -> None:
         begun.set()
         assert release.wait(30)
 
-    mirror.during_copy = block
+    destination.during_copy = block
     shop.execute("alter publication shop drop table orders")
-    with running(shop, mirror, store) as run:
+    with running(shop, destination, store) as run:
         assert begun.wait(30)
         shop.execute("alter publication shop drop table items")
         run.wait_for(lambda: run.states() == {})
@@ -127,7 +128,7 @@ def test_nothing_of_a_table_is_removed_or_copied_while_a_batch_with_its_changes_
 
     with running(shop, store=store) as run:
         wait_ready(run, "items", "orders")
-        run.mirror.before_events = block
+        run.destination.before_events = block
         shop.execute("begin; update items set note = 'u'; update orders set note = 'u'; commit")
         assert begun.wait(30)
         shop.execute("alter publication shop drop table items")
@@ -135,13 +136,13 @@ def test_nothing_of_a_table_is_removed_or_copied_while_a_batch_with_its_changes_
         run.wait_for(lambda: run.states() == {"public.orders": "init"})
         time.sleep(0.7)  # time enough to purge and to copy, if nobody waited
         assert oid(shop, "items") in store.get_table_states()
-        assert run.mirror.copies.count("orders") == 1
+        assert run.destination.copies.count("orders") == 1
         release.set()
         run.wait_for(lambda: oid(shop, "items") not in store.get_table_states())
         wait_ready(run, "orders")
         run.wait_caught_up()
         run.assert_equal("orders")
-        assert run.mirror.copies.count("orders") == 2
+        assert run.destination.copies.count("orders") == 2
 
 
 def test_a_table_that_left_and_came_back_between_two_looks_is_copied_again(shop: Database) -> None:
@@ -156,13 +157,13 @@ def test_a_table_that_left_and_came_back_between_two_looks_is_copied_again(shop:
         wait_ready(run, "items", "orders")
         run.wait_caught_up()
         run.assert_equal("items", "orders")
-        assert run.mirror.copies.count("orders") == 1
+        assert run.destination.copies.count("orders") == 1
 
 
 def test_tables_that_joined_left_or_came_back_while_stopped_are_seen_at_the_start(shop: Database) -> None:
-    mirror = MirrorDestination()
+    destination = MemoryTables()
     shop.execute("create table gone(id int primary key); alter publication shop add table gone")
-    with running(shop, mirror, PostgresStore(shop.settings, 1)) as run:
+    with running(shop, destination, PostgresStore(shop.settings, 1)) as run:
         wait_ready(run, "gone", "items", "orders")
         run.stop()
     shop.execute("alter publication shop drop table gone, items")
@@ -171,13 +172,13 @@ def test_tables_that_joined_left_or_came_back_while_stopped_are_seen_at_the_star
     shop.execute(
         "create table late(id int primary key); insert into late values (1); alter publication shop add table late"
     )
-    with running(shop, mirror, PostgresStore(shop.settings, 1)) as run:
+    with running(shop, destination, PostgresStore(shop.settings, 1)) as run:
         wait_ready(run, "items", "late", "orders")
         run.wait_caught_up()
         run.assert_equal("items", "late", "orders")
-        assert "gone" in mirror.tables
+        assert "gone" in destination.tables
         assert shop.value("select count(*) from headwater.table_states") == 3
-    assert (mirror.copies.count("items"), mirror.copies.count("orders")) == (2, 1)
+    assert (destination.copies.count("items"), destination.copies.count("orders")) == (2, 1)
 
 
 def test_for_all_tables_takes_in_what_is_made_and_lets_go_of_what_is_dropped(shop: Database) -> None:
@@ -210,7 +211,7 @@ def test_a_primary_key_that_changes_under_identity_full_leads_to_a_new_copy(data
         run.wait_states("ready", 1)
         database.execute("alter table prices drop constraint prices_pkey, add primary key (code)")
         database.execute("insert into prices values ('c', 1, 3), ('d', 1, 4)")
-        run.wait_for(lambda: run.mirror.copies.count("prices") == 2)
+        run.wait_for(lambda: run.destination.copies.count("prices") == 2)
         run.wait_states("ready", 1)
         database.execute("delete from prices where code = 'c'")
         run.wait_caught_up()
@@ -229,7 +230,7 @@ def test_tables_in_schema_follow_the_schema(shop: Database) -> None:
         run.wait_for(lambda: set(run.states().values()) == {"ready"} and len(run.states()) == 4)
         shop.execute("insert into shelves values (5)")
         run.wait_caught_up()
-        run.wait_for(lambda: run.mirror.tables["shelves"] == {5: (5,)})
+        run.wait_for(lambda: run.destination.tables["shelves"] == {5: (5,)})
         assert "public.shelves" in run.states()
 
 
@@ -255,12 +256,12 @@ def test_row_filter_and_column_list_hold_in_copy_and_stream_and_when_they_change
         shop.execute("insert into orders values (0, 'in'), (1000, 'out'); insert into items values (1000, 'hidden')")
         run.wait_caught_up()
         filtered = "select id, note from orders where id <= 50"
-        assert run.mirror.tables["orders"] == {row[0]: row for row in shop.execute(filtered)}
-        assert run.mirror.tables["items"] == {row[0]: row for row in shop.execute("select id from items")}
+        assert run.destination.tables["orders"] == {row[0]: row for row in shop.execute(filtered)}
+        assert run.destination.tables["items"] == {row[0]: row for row in shop.execute("select id from items")}
         shop.execute("alter publication shop set table orders where (id > 50), items (id)")
         wait_copies(run, "orders", 2)
         wait_ready(run, "items", "orders")
-        assert min(run.mirror.tables["orders"]) == 51
+        assert min(run.destination.tables["orders"]) == 51
         shop.execute("alter publication shop set table orders, items (id, note)")
         wait_copies(run, "items", 2)
         wait_copies(run, "orders", 3)
@@ -276,7 +277,7 @@ def test_an_operation_that_is_published_anew_leads_to_a_new_copy(shop: Database)
         wait_ready(run, "items", "orders")
         shop.execute("delete from orders where id > 50")
         run.wait_caught_up()
-        assert len(run.mirror.tables["orders"]) == 100
+        assert len(run.destination.tables["orders"]) == 100
         shop.execute("alter publication shop set (publish = 'insert, update, delete, truncate')")
         wait_copies(run, "orders", 2)
         wait_ready(run, "items", "orders")
@@ -305,7 +306,7 @@ def test_a_partitioned_root_needs_nothing_for_a_new_partition(database: Database
         )
         run.wait_caught_up()
         run.assert_equal("m")
-        assert run.mirror.copies == ["m"]
+        assert run.destination.copies == ["m"]
 
 
 @pytest.mark.parametrize(
@@ -353,7 +354,7 @@ def test_leaves_of_a_published_parent_join_and_leave_by_themselves(database: Dat
             session.execute("alter table m detach partition m3")
             session.execute("insert into m3 values (501, 26, 'in the gap')")
             session.execute("alter table m attach partition m3 for values from (20) to (30)")
-        wait_until(lambda: 501 in run.mirror.tables["m3"], 30, what="the change in the gap")
+        wait_until(lambda: 501 in run.destination.tables["m3"], 30, what="the change in the gap")
         wait_ready(run, "m1", "m2a", "m3")
         run.assert_equal("m1", "m2a", "m3")
 
@@ -379,17 +380,17 @@ def test_tables_that_leave_come_back_and_are_copied_again_under_load_end_equal(d
                     run.wait_for(lambda table=table: f"public.{table}" not in run.states())  # type: ignore[misc]
                 database.execute(f"alter publication shop add table {table}")
             # At any moment of the copy or after it, but not before something has happened.
-            before = len(run.mirror.batches) + choose.randint(1, 20)
-            run.wait_for(lambda before=before: len(run.mirror.batches) >= before)  # type: ignore[misc]
+            before = len(run.destination.batches) + choose.randint(1, 20)
+            run.wait_for(lambda before=before: len(run.destination.batches) >= before)  # type: ignore[misc]
         last = oid(database, "orders")
-        copies = run.mirror.copies.count("orders")
+        copies = run.destination.copies.count("orders")
         outside.load_table_states()
         outside.update_table_state(last, INIT)
-        run.wait_for(lambda: run.mirror.copies.count("orders") > copies)
+        run.wait_for(lambda: run.destination.copies.count("orders") > copies)
         wait_ready(run, "items", "orders")
         run.stop()
     outside.close()
-    with running(database, run.mirror, PostgresStore(database.settings, 1)) as again:
+    with running(database, run.destination, PostgresStore(database.settings, 1)) as again:
         wait_ready(again, "items", "orders")
         again.wait_caught_up()
         again.assert_equal("orders", "items")
@@ -407,30 +408,30 @@ def test_a_publication_that_was_away_for_a_moment_has_every_table_copied_again_w
         "create table a(id int primary key); insert into a values (1); create table b(id int primary key);"
         " insert into b values (1); create publication shop for table a, b"
     )
-    mirror, store = MirrorDestination(), MemoryStore()
+    destination, store = MemoryTables(), MemoryStore()
     away = (
         "alter publication shop rename to away",
         "insert into a values (2); delete from b",
         "alter publication away rename to shop",
     )
-    with running(database, mirror, store) as run:
+    with running(database, destination, store) as run:
         run.wait_states("ready", 2)
         if moment == "while_running":
             for statement in away:
                 database.execute(statement)
-            run.wait_for(lambda: sorted(mirror.copies) == ["a", "a", "b", "b"])
+            run.wait_for(lambda: sorted(destination.copies) == ["a", "a", "b", "b"])
             check_after_it_was_away(run, caplog)
             return
         run.stop()
     for statement in away:
         database.execute(statement)
-    with running(database, mirror, store) as run:
+    with running(database, destination, store) as run:
         check_after_it_was_away(run, caplog)
 
 
-def check_after_it_was_away(run: Running, caplog: pytest.LogCaptureFixture) -> None:
+def check_after_it_was_away(run: RunningIntoMemory, caplog: pytest.LogCaptureFixture) -> None:
     run.database.execute("insert into a values (3); insert into b values (3)")
-    run.wait_for(lambda: run.mirror.copies.count("a") >= 2 and run.mirror.copies.count("b") >= 2)
+    run.wait_for(lambda: run.destination.copies.count("a") >= 2 and run.destination.copies.count("b") >= 2)
     run.wait_states("ready", 2)
     run.wait_caught_up()
     run.assert_equal("a", "b")

@@ -28,7 +28,8 @@ from headwater.testing.compare import confirmed_position, flush_position
 from headwater.wire.pgoutput import PgOutputDecoder
 from headwater.wire.spool import MemoryBudget, Spool
 from tests.conftest import Database
-from tests.integration.mirror import MirrorDestination, running
+from tests.integration.memory_tables import MemoryTables
+from tests.integration.running_pipeline import running
 
 SLOT = apply_slot_name(1)
 
@@ -51,7 +52,7 @@ def table_id(shop: Database, name: str) -> TableId:
     return TableId(shop.value("select %s::regclass::oid::int", [name]))
 
 
-class Careless(MirrorDestination):
+class Careless(MemoryTables):
     """Forgets the handles of its first calls."""
 
     def __init__(self, copies: int = 0, batches: int = 0) -> None:
@@ -83,17 +84,17 @@ def test_a_copy_whose_result_is_dropped_errs_and_is_made_again(shop: Database) -
 
 
 def test_a_batch_whose_result_is_dropped_comes_again(shop: Database) -> None:
-    mirror = Careless()
-    with running(shop, mirror) as run:
+    destination = Careless()
+    with running(shop, destination) as run:
         run.wait_states("ready", 2)
-        mirror.batches_to_forget = 1
+        destination.batches_to_forget = 1
         shop.execute("update orders set counter = 2")
         run.wait_caught_up()
-        assert mirror.batches_to_forget == 0
+        assert destination.batches_to_forget == 0
         run.assert_equal("orders", "items")
 
 
-class Late(MirrorDestination):
+class Late(MemoryTables):
     """Returns from write_events at once and works when it is told to."""
 
     def __init__(self) -> None:
@@ -132,52 +133,52 @@ def watched_decoder(monkeypatch: pytest.MonkeyPatch) -> type[WatchedDecoder]:
 def test_the_next_batch_fills_while_a_result_is_completed_later(
     shop: Database, watched_decoder: type[WatchedDecoder]
 ) -> None:
-    mirror = Late()
-    with running(shop, mirror) as run:
+    destination = Late()
+    with running(shop, destination) as run:
         run.wait_states("ready", 2)
-        mirror.late = True
+        destination.late = True
         shop.execute("update orders set counter = 2")
-        run.wait_for(lambda: len(mirror.kept) == 1)
-        end = mirror.kept[0][0].end_lsn
+        run.wait_for(lambda: len(destination.kept) == 1)
+        end = destination.kept[0][0].end_lsn
         for turn in range(3):
             shop.execute(f"update items set counter = {turn}")
         run.wait_for(lambda: watched_decoder.newest.has_transactions)
         # One call at a time, and nothing is confirmed before its result.
-        assert len(mirror.kept) == 1
+        assert len(destination.kept) == 1
         assert confirmed_position(shop.connection, SLOT) < end.value
-        mirror.late = False
-        mirror.finish()
+        destination.late = False
+        destination.finish()
         run.wait_caught_up()
         run.assert_equal("orders", "items")
 
 
 def test_a_missed_deadline_stops_the_pipeline_and_the_next_run_ends_equal(shop: Database) -> None:
-    mirror, store = Late(), MemoryStore()
-    with running(shop, mirror, store, destination_deadline_ms=1000) as run:
+    destination, store = Late(), MemoryStore()
+    with running(shop, destination, store, destination_deadline_ms=1000) as run:
         run.wait_states("ready", 2)
-        mirror.late = True
+        destination.late = True
         shop.execute("update orders set counter = 2")
         with pytest.raises(DestinationError, match="missed the deadline of write_events") as caught:
             run.pipeline.wait(30)
         assert "destination_deadline_ms" in caught.value.hint
     # Completed after all, and too late to count: nothing of it was recorded.
-    mirror.late = False
-    mirror.finish()
-    with running(shop, mirror, store) as run:
+    destination.late = False
+    destination.finish()
+    with running(shop, destination, store) as run:
         run.wait_caught_up()
         run.assert_equal("orders", "items")
 
 
 def test_a_copy_that_misses_its_deadline_is_its_tables_error_and_the_others_go_on(shop: Database) -> None:
-    mirror, store, release = MirrorDestination(), MemoryStore(), threading.Event()
+    destination, store, release = MemoryTables(), MemoryStore(), threading.Event()
     blocked = iter([True])
 
     def block_the_first(rows: TableRows) -> None:
         if next(blocked, False):
             release.wait(30)
 
-    mirror.before_copy = block_the_first
-    with running(shop, mirror, store, destination_deadline_ms=1000, max_table_sync_workers=1) as run:
+    destination.before_copy = block_the_first
+    with running(shop, destination, store, destination_deadline_ms=1000, max_table_sync_workers=1) as run:
         run.wait_states("errored", 1)
         run.wait_states("ready", 1)
         release.set()
@@ -187,7 +188,7 @@ def test_a_copy_that_misses_its_deadline_is_its_tables_error_and_the_others_go_o
         assert state.retry_policy.kind is Retry.MANUAL
 
 
-class Picky(MirrorDestination):
+class Picky(MemoryTables):
     """Fails the tables it is told to, once, and writes the others."""
 
     def __init__(self) -> None:
@@ -212,11 +213,11 @@ class Picky(MirrorDestination):
 
 @pytest.mark.invariant(15)
 def test_named_tables_that_fail_are_errored_and_the_others_go_on(shop: Database) -> None:
-    mirror, store = Picky(), OrderedStore()
-    with running(shop, mirror, store) as run:
+    destination, store = Picky(), OrderedStore()
+    with running(shop, destination, store) as run:
         run.wait_states("ready", 2)
         orders = table_id(shop, "orders")
-        mirror.failing = {orders: DestinationError("no room for orders", hint="Make room.", retry=Retry.MANUAL)}
+        destination.failing = {orders: DestinationError("no room for orders", hint="Make room.", retry=Retry.MANUAL)}
         store.steps.clear()
         with shop.connection.transaction():
             shop.execute("update orders set counter = 2; update items set counter = 2")
@@ -228,7 +229,7 @@ def test_named_tables_that_fail_are_errored_and_the_others_go_on(shop: Database)
         shop.execute("update orders set counter = 3; update items set counter = 3")
         run.wait_caught_up()
         run.assert_equal("items")
-        assert {row[1] for row in mirror.tables["orders"].values()} == {1}
+        assert {row[1] for row in destination.tables["orders"].values()} == {1}
 
 
 class OrderedStore(MemoryStore):
@@ -248,14 +249,14 @@ class OrderedStore(MemoryStore):
 
 
 def test_an_errored_table_keeps_its_policy_across_restarts_and_its_slot_is_released(shop: Database) -> None:
-    mirror, store = MirrorDestination(), MemoryStore()
+    destination, store = MemoryTables(), MemoryStore()
 
     def refuse(rows: TableRows) -> None:
         raise DestinationError("no room", hint="Make room.", retry=Retry.MANUAL)
 
-    mirror.before_copy = refuse
+    destination.before_copy = refuse
     for _ in range(2):
-        with running(shop, mirror, store) as run:
+        with running(shop, destination, store) as run:
             run.wait_states("errored", 2)
             run.wait_for(lambda: _slots(shop) == [SLOT])
         policies = [state.retry_policy for state in store.get_table_states().values()]
@@ -268,16 +269,16 @@ def _slots(shop: Database) -> list[str]:
 
 
 def test_a_table_that_fails_too_often_waits_for_a_person_and_progress_makes_the_budget_whole(shop: Database) -> None:
-    mirror, store = Picky(), MemoryStore()
+    destination, store = Picky(), MemoryStore()
     orders = table_id(shop, "orders")
-    with running(shop, mirror, store, table_error_retry_max_attempts=2, table_error_retry_delay_ms=10) as run:
+    with running(shop, destination, store, table_error_retry_max_attempts=2, table_error_retry_delay_ms=10) as run:
         for turn in range(1, 5):
-            run.wait_for(lambda turn=turn: mirror.copies.count("orders") == turn)  # type: ignore[misc]
+            run.wait_for(lambda turn=turn: destination.copies.count("orders") == turn)  # type: ignore[misc]
             run.wait_states("ready", 2)
-            mirror.failing = {orders: ValueError("seven")}
+            destination.failing = {orders: ValueError("seven")}
             shop.execute("update orders set counter = counter + 1")
         # Each time it had come to Ready before: four failures, and the budget of two was never used up.
-        run.wait_for(lambda: mirror.copies.count("orders") == 5)
+        run.wait_for(lambda: destination.copies.count("orders") == 5)
         run.wait_states("ready", 2)
         refused = iter(range(10))
 
@@ -285,8 +286,8 @@ def test_a_table_that_fails_too_often_waits_for_a_person_and_progress_makes_the_
             next(refused)
             raise ValueError("eight")
 
-        mirror.before_copy = refuse
-        mirror.failing = {orders: ValueError("seven")}
+        destination.before_copy = refuse
+        destination.failing = {orders: ValueError("seven")}
         shop.execute("update orders set counter = counter + 1")
         run.wait_for(lambda: _kind(store, orders) is Retry.MANUAL)
         assert next(refused) == 2
@@ -298,25 +299,25 @@ def _kind(store: MemoryStore, table: TableId) -> Retry | None:
 
 
 def test_a_named_table_with_a_timed_policy_comes_back_through_a_new_copy(shop: Database) -> None:
-    mirror = Picky()
-    with running(shop, mirror) as run:
+    destination = Picky()
+    with running(shop, destination) as run:
         run.wait_states("ready", 2)
-        mirror.failing = {table_id(shop, "orders"): ValueError("seven")}
+        destination.failing = {table_id(shop, "orders"): ValueError("seven")}
         shop.execute("update orders set counter = 2; update items set counter = 2")
-        run.wait_for(lambda: mirror.copies.count("orders") == 2)
+        run.wait_for(lambda: destination.copies.count("orders") == 2)
         run.wait_states("ready", 2)
         run.wait_caught_up()
         run.assert_equal("orders", "items")
-        assert mirror.copies.count("items") == 1
+        assert destination.copies.count("items") == 1
 
 
 @pytest.mark.invariant(15)
 def test_a_named_table_whose_error_is_the_worlds_is_not_errored_and_the_batch_comes_again(shop: Database) -> None:
-    mirror, store = Picky(), OrderedStore()
-    with running(shop, mirror, store) as run:
+    destination, store = Picky(), OrderedStore()
+    with running(shop, destination, store) as run:
         run.wait_states("ready", 2)
         store.steps.clear()
-        mirror.failing = {table_id(shop, "orders"): DestinationUnavailable("away", hint="Wait.")}
+        destination.failing = {table_id(shop, "orders"): DestinationUnavailable("away", hint="Wait.")}
         shop.execute("update orders set counter = 2")
         run.wait_caught_up()
         run.assert_equal("orders", "items")
@@ -324,30 +325,30 @@ def test_a_named_table_whose_error_is_the_worlds_is_not_errored_and_the_batch_co
 
 
 def test_a_table_that_is_to_be_copied_again_and_fails_in_a_batch_meanwhile_is_copied_again(shop: Database) -> None:
-    mirror, store = Late(), MemoryStore()
-    with running(shop, mirror, store) as run:
+    destination, store = Late(), MemoryStore()
+    with running(shop, destination, store) as run:
         run.wait_states("ready", 2)
-        mirror.late = True
+        destination.late = True
         shop.execute("update orders set counter = 2")
-        run.wait_for(lambda: len(mirror.kept) == 1)
-        mirror.late = False
+        run.wait_for(lambda: len(destination.kept) == 1)
+        destination.late = False
         store.update_table_state(table_id(shop, "orders"), INIT)
         run.wait_states("init", 1)
-        mirror.kept.pop()[1].failed_tables({table_id(shop, "orders"): ValueError("seven")})
-        run.wait_for(lambda: mirror.copies.count("orders") == 2)
+        destination.kept.pop()[1].failed_tables({table_id(shop, "orders"): ValueError("seven")})
+        run.wait_for(lambda: destination.copies.count("orders") == 2)
         run.wait_states("ready", 2)
         run.wait_caught_up()
         run.assert_equal("orders", "items")
 
 
 def test_a_failed_table_that_was_not_in_the_batch_is_a_defect_of_the_destination(shop: Database) -> None:
-    mirror = Late()
-    with running(shop, mirror) as run:
+    destination = Late()
+    with running(shop, destination) as run:
         run.wait_states("ready", 2)
-        mirror.late = True
+        destination.late = True
         shop.execute("update orders set counter = 2")
-        run.wait_for(lambda: len(mirror.kept) == 1)
-        mirror.kept.pop()[1].failed_tables({table_id(shop, "items"): ValueError("seven")})
+        run.wait_for(lambda: len(destination.kept) == 1)
+        destination.kept.pop()[1].failed_tables({table_id(shop, "items"): ValueError("seven")})
         with pytest.raises(DestinationError, match="not in the batch"):
             run.pipeline.wait(30)
 
@@ -355,8 +356,8 @@ def test_a_failed_table_that_was_not_in_the_batch_is_a_defect_of_the_destination
 def test_shutdown_interrupts_the_wait_of_a_catching_up_table_and_no_error_is_recorded(shop: Database) -> None:
     # One table alone: a batch of the apply worker is not interrupted but waited for.
     shop.execute("alter publication shop drop table items")
-    mirror, store = Late(), MemoryStore()
-    mirror.late = True
+    destination, store = Late(), MemoryStore()
+    destination.late = True
     written = threading.Event()
 
     def write_meanwhile(rows: TableRows) -> None:
@@ -365,9 +366,9 @@ def test_shutdown_interrupts_the_wait_of_a_catching_up_table_and_no_error_is_rec
             with shop.connect() as connection:
                 connection.execute("update orders set counter = 2")
 
-    mirror.during_copy = write_meanwhile
-    with running(shop, mirror, store) as run:
-        run.wait_for(lambda: bool(mirror.kept))
+    destination.during_copy = write_meanwhile
+    with running(shop, destination, store) as run:
+        run.wait_for(lambda: bool(destination.kept))
         run.stop()
     assert {state.phase for state in store.get_table_states().values()} <= {
         Phase.INIT,
@@ -379,18 +380,18 @@ def test_shutdown_interrupts_the_wait_of_a_catching_up_table_and_no_error_is_rec
 def test_what_was_read_whole_is_written_before_an_orderly_stop(
     shop: Database, watched_decoder: type[WatchedDecoder]
 ) -> None:
-    mirror = Late()
-    with running(shop, mirror) as run:
+    destination = Late()
+    with running(shop, destination) as run:
         run.wait_states("ready", 2)
-        mirror.late = True
+        destination.late = True
         shop.execute("update orders set counter = 2")
-        run.wait_for(lambda: len(mirror.kept) == 1)
+        run.wait_for(lambda: len(destination.kept) == 1)
         shop.execute("update items set counter = 2")
         end = flush_position(shop.connection)
         run.wait_for(lambda: watched_decoder.newest.has_transactions)
         run.pipeline.shutdown()
-        mirror.late = False
-        mirror.finish()
+        destination.late = False
+        destination.finish()
         assert run.pipeline.wait(30)
         run.assert_equal("orders", "items")
         assert confirmed_position(shop.connection, SLOT) >= end
@@ -401,19 +402,19 @@ def test_nothing_behind_a_batch_that_failed_is_recorded_when_the_pipeline_stops(
     shop: Database, watched_decoder: type[WatchedDecoder]
 ) -> None:
     """The batch that failed waits to be tried again, the next one has filled, and somebody stops the pipeline."""
-    mirror, store = Late(), MemoryStore()
-    with running(shop, mirror, store) as run:
+    destination, store = Late(), MemoryStore()
+    with running(shop, destination, store) as run:
         run.wait_states("ready", 2)
-        mirror.late = True
+        destination.late = True
         shop.execute("update orders set counter = 2")
-        run.wait_for(lambda: len(mirror.kept) == 1)
+        run.wait_for(lambda: len(destination.kept) == 1)
         shop.execute("update items set counter = 2")
         run.wait_for(lambda: watched_decoder.newest.has_transactions)
-        mirror.late = False
-        mirror.kept.pop()[1].failed(DestinationUnavailable("away", hint="Wait."))
+        destination.late = False
+        destination.kept.pop()[1].failed(DestinationUnavailable("away", hint="Wait."))
         assert run.pipeline.progress.wait_for(lambda now: (now.waiting or "").startswith("writing a batch failed"), 10)
         run.stop()
-    with running(shop, mirror, store) as run:
+    with running(shop, destination, store) as run:
         run.wait_caught_up()
         run.assert_equal("orders", "items")
 
@@ -443,7 +444,7 @@ def test_a_store_that_is_away_after_the_copy_costs_no_copy(shop: Database) -> No
     with running(shop, store=store) as run:
         run.wait_states("ready", 2)
         assert not any(store.refused.values())
-        assert sorted(run.mirror.copies) == ["items", "orders"]
+        assert sorted(run.destination.copies) == ["items", "orders"]
         shop.execute("update orders set counter = 2; update items set counter = 2")
         run.wait_caught_up()
         run.assert_equal("orders", "items")
@@ -452,13 +453,13 @@ def test_a_store_that_is_away_after_the_copy_costs_no_copy(shop: Database) -> No
 @pytest.mark.invariant(15)
 def test_a_store_that_fails_at_the_hand_off_holds_nobody_up_for_ever(shop: Database) -> None:
     """Neither SyncDone nor the way back to Init could be recorded: the table stayed in Catchup, and everyone waited."""
-    store, mirror = ShakyStore({Phase.SYNC_DONE: [StoreError("not like this", hint="Look.")]}), MirrorDestination()
+    store, destination = ShakyStore({Phase.SYNC_DONE: [StoreError("not like this", hint="Look.")]}), MemoryTables()
 
     def refuse_the_way_back(rows: TableRows) -> None:
         store.refused.setdefault(Phase.INIT, [store_away()])
 
-    mirror.after_copy = refuse_the_way_back  # not before: Init is also what every table begins with
-    with running(shop, mirror, store) as run:
+    destination.after_copy = refuse_the_way_back  # not before: Init is also what every table begins with
+    with running(shop, destination, store) as run:
         run.wait_states("ready", 2)
         assert not any(store.refused.values())
         shop.execute("update orders set counter = 2; update items set counter = 2")

@@ -19,7 +19,8 @@ from headwater.store.memory import MemoryStore
 from headwater.store.postgres import PostgresStore
 from headwater.testing.compare import confirmed_position, flush_position, wait_until
 from tests.conftest import Database
-from tests.integration.mirror import MirrorDestination, Running, config, running
+from tests.integration.memory_tables import MemoryTables
+from tests.integration.running_pipeline import RunningIntoMemory, config, running
 
 SLOT = apply_slot_name(1)
 LOCKS = """
@@ -45,14 +46,14 @@ def store_of(shop: Database) -> PostgresStore:
     return PostgresStore(shop.settings, 1)
 
 
-def twin(mirror: MirrorDestination) -> MirrorDestination:
+def twin(destination: MemoryTables) -> MemoryTables:
     """Another run's view of the same lake: the same rows, batches of its own."""
-    other = MirrorDestination()
+    other = MemoryTables()
     other.tables, other.watermarks, other._names, other._lock = (
-        mirror.tables,
-        mirror.watermarks,
-        mirror._names,
-        mirror._lock,
+        destination.tables,
+        destination.watermarks,
+        destination._names,
+        destination._lock,
     )
     return other
 
@@ -80,16 +81,16 @@ def lock_taken(shop: Database) -> Iterator[None]:
 
 
 @contextmanager
-def taking_over(shop: Database, mirror: MirrorDestination, store: PipelineStore) -> Iterator[Running]:
+def taking_over(shop: Database, destination: MemoryTables, store: PipelineStore) -> Iterator[RunningIntoMemory]:
     """Another run that waits for the lock when the first one's session is ended."""
-    pipeline = Pipeline(config(shop), store, mirror)
+    pipeline = Pipeline(config(shop), store, destination)
     starting = threading.Thread(target=pipeline.start)
     starting.start()
     try:
         wait_until(lambda: bool(shop.execute(LOCKS, [False])), 10, what="the other run to wait for the lock")
         end_lock(shop)
         starting.join(60)
-        yield Running(shop, pipeline, mirror)
+        yield RunningIntoMemory(shop, pipeline, destination)
     finally:
         pipeline.shutdown()
         starting.join(60)
@@ -99,27 +100,27 @@ def taking_over(shop: Database, mirror: MirrorDestination, store: PipelineStore)
 
 @pytest.mark.invariant(6)
 def test_a_run_whose_lock_another_took_ends_without_another_batch_and_the_other_ends_equal(shop: Database) -> None:
-    mirror, begun, release = MirrorDestination(), threading.Event(), threading.Event()
+    destination, begun, release = MemoryTables(), threading.Event(), threading.Event()
 
     def block(batch: EventBatch) -> None:
         begun.set()
         assert release.wait(60)
 
-    with running(shop, mirror, store_of(shop)) as first:
+    with running(shop, destination, store_of(shop)) as first:
         first.wait_states("ready", 2)
         first.wait_caught_up()
-        mirror.before_events = block
+        destination.before_events = block
         shop.execute("update orders set counter = 2 where id <= 10")
         assert begun.wait(30)
         # Behind the batch under way: an orderly stop would write it.
         shop.execute("update items set counter = 2; insert into items values (1, 1)")
         received = flush_position(shop.connection)
         assert first.pipeline.progress.wait_for(lambda now: now.received >= received, 30)
-        with taking_over(shop, twin(mirror), store_of(shop)) as second:
+        with taking_over(shop, twin(destination), store_of(shop)) as second:
             release.set()
             with pytest.raises(PipelineLocked):
                 first.pipeline.wait(60)
-            assert len(mirror.batches) == 1, "the run that lost the lock wrote another batch"
+            assert len(destination.batches) == 1, "the run that lost the lock wrote another batch"
             second.wait_states("ready", 2)
             shop.execute("update orders set counter = 3 where id <= 20")
             second.wait_caught_up()
@@ -129,17 +130,17 @@ def test_a_run_whose_lock_another_took_ends_without_another_batch_and_the_other_
 
 @pytest.mark.invariant(6)
 def test_a_copy_of_a_run_that_lost_its_lock_leaves_the_slots_of_the_other_run_alone(shop: Database) -> None:
-    mirror, begun, release = MirrorDestination(), threading.Event(), threading.Event()
+    destination, begun, release = MemoryTables(), threading.Event(), threading.Event()
 
     def block(rows: TableRows) -> None:
         begun.set()
         assert release.wait(60)
 
-    mirror.before_copy = block
-    with running(shop, mirror, store_of(shop)) as first:
+    destination.before_copy = block
+    with running(shop, destination, store_of(shop)) as first:
         assert begun.wait(30)
         held, let_go = threading.Event(), threading.Event()
-        other = twin(mirror)
+        other = twin(destination)
 
         def hold(rows: TableRows) -> None:
             held.set()
@@ -175,11 +176,11 @@ def test_a_run_that_takes_its_lock_again_goes_on_unless_another_run_began_meanwh
         other.start()
         other.begin_run("another")
         other.close()
-        batches = len(run.mirror.batches)
+        batches = len(run.destination.batches)
         end_lock(shop)
         with pytest.raises(PipelineLocked, match="taken over"):
             run.pipeline.wait(60)
-        assert len(run.mirror.batches) == batches
+        assert len(run.destination.batches) == batches
 
 
 @pytest.mark.invariant(6)
@@ -196,22 +197,22 @@ def test_a_process_that_was_stopped_asks_for_its_lock_before_it_writes(
             shop.execute("update orders set counter = 2")
             with pytest.raises(PipelineLocked):
                 run.pipeline.wait(60)
-        assert not run.mirror.batches
+        assert not run.destination.batches
 
 
 @pytest.mark.invariant(6)
 def test_a_run_that_lost_its_lock_is_no_orderly_stop_and_leaves_what_it_has_read_unwritten(shop: Database) -> None:
     """Into a store that does not know of runs: nothing but the lock keeps the run from writing."""
-    mirror, begun, release, store = MirrorDestination(), threading.Event(), threading.Event(), MemoryStore()
+    destination, begun, release, store = MemoryTables(), threading.Event(), threading.Event(), MemoryStore()
 
     def block(batch: EventBatch) -> None:
         begun.set()
         assert release.wait(60)
 
-    with running(shop, mirror, store) as run:
+    with running(shop, destination, store) as run:
         run.wait_states("ready", 2)
         run.wait_caught_up()
-        mirror.before_events = block
+        destination.before_events = block
         shop.execute("update orders set counter = 2")
         assert begun.wait(30)
         shop.execute("insert into items values (1, 1)")
@@ -223,6 +224,6 @@ def test_a_run_that_lost_its_lock_is_no_orderly_stop_and_leaves_what_it_has_read
             release.set()
             with pytest.raises(PipelineLocked):
                 run.pipeline.wait(60)
-        assert len(mirror.batches) == 1
+        assert len(destination.batches) == 1
         assert store.get_replication_progress(APPLY) == recorded
         assert confirmed_position(shop.connection, SLOT) == confirmed

@@ -20,7 +20,7 @@ from headwater.testing.postgres import PostgresServer
 from headwater.testing.standby import standby_of
 from headwater.wire.connection import WireConnection
 from headwater.wire.settings import ConnectSettings, Secret, TargetSessionAttrs, TlsMode, TlsSettings
-from tests.integration.ways import Ask, each_way
+from tests.integration.connection_kinds import Ask, each_connection_kind
 
 WHERE = "select current_setting('port')"
 NAME = "cluster.test"
@@ -110,7 +110,7 @@ def settings_of(pair: Pair, port: int, **overrides: Any) -> ConnectSettings:
     return replace(found, port=port)
 
 
-@each_way
+@each_connection_kind
 def test_an_address_that_hangs_does_not_take_the_time_of_the_next(ask: Ask, pair: Pair, resolving: list[str]) -> None:
     with at_one_port(silent=None, primary=pair.primary.port) as port:
         resolving[:] = ["127.0.0.2", "127.0.0.3"]
@@ -119,7 +119,7 @@ def test_an_address_that_hangs_does_not_take_the_time_of_the_next(ask: Ask, pair
         assert 1.5 < time.monotonic() - began < 8
 
 
-@each_way
+@each_connection_kind
 @pytest.mark.parametrize(
     ("wanted", "reached"),
     [
@@ -139,7 +139,7 @@ def test_each_address_is_asked_whether_it_is_the_wanted_server(
         assert ask(settings, WHERE) == str(getattr(pair, reached).port)
 
 
-@each_way
+@each_connection_kind
 def test_when_no_address_will_do_each_ones_reason_is_told(ask: Ask, pair: Pair, resolving: list[str]) -> None:
     with at_one_port(standby=pair.standby.port) as port:
         resolving[:] = ["127.0.0.9", "127.0.0.2"]
@@ -150,7 +150,7 @@ def test_when_no_address_will_do_each_ones_reason_is_told(ask: Ask, pair: Pair, 
     assert caught.value.hint
 
 
-@each_way
+@each_connection_kind
 def test_an_address_that_refuses_us_ends_the_search(ask: Ask, pair: Pair, resolving: list[str]) -> None:
     with at_one_port(standby=pair.standby.port, primary=pair.primary.port) as port:
         resolving[:] = ["127.0.0.2", "127.0.0.3"]
@@ -170,7 +170,7 @@ def test_a_cancel_goes_to_the_address_of_the_session(pair: Pair, resolving: list
             timer.join()
 
 
-@each_way
+@each_connection_kind
 def test_localhost_that_leads_elsewhere_is_not_loopback(ask: Ask, pair: Pair) -> None:
     settings = pair.primary.settings(host="localhost")
     assert settings.knows_the_server

@@ -6,9 +6,9 @@ import signal
 from pathlib import Path
 
 from headwater.testing.compare import wait_until
-from tests.blocked import blocked_pipe
+from tests.blocked_pipe import blocked_pipe
 from tests.conftest import Database
-from tests.driver import driver
+from tests.pipeline_process import pipeline_process
 
 
 def test_a_pipeline_whose_output_nobody_reads_starts_applies_changes_and_stops_in_order(
@@ -17,7 +17,7 @@ def test_a_pipeline_whose_output_nobody_reads_starts_applies_changes_and_stops_i
     database.execute("create table orders (id int primary key, status text)")
     database.execute("insert into orders select i, 'new' from generate_series(1, 100) i")
     database.execute("create publication shop for table orders")
-    with blocked_pipe() as out, blocked_pipe() as error, driver(database, tmp_path) as running:
+    with blocked_pipe() as out, blocked_pipe() as error, pipeline_process(database, tmp_path) as running:
         running.start(stdout=out.writer, stderr=error.writer)
         running.wait_ready(1)
         jvm = running.jvm()

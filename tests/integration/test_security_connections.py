@@ -20,7 +20,7 @@ from headwater.testing.postgres import TRUSTED_SOCKET, PostgresServer, ServerTls
 from headwater.wire.messages import SSL_REQUEST, frame
 from headwater.wire.settings import ConnectSettings, Secret, TlsMode, TlsSettings
 from tests.integration.certificates import server_context, without_hash
-from tests.integration.ways import Ask, each_way
+from tests.integration.connection_kinds import Ask, each_connection_kind
 
 WHO = "select current_user::text"
 # getaddrinfo takes it for 127.0.0.1, and we don't know it for loopback: as good as a host elsewhere.
@@ -63,7 +63,7 @@ def settings_of(server: PostgresServer, role: str, tls: TlsSettings, host: str =
     return server.settings(username=role, password=Secret(PASSWORD), host=host, tls=tls)
 
 
-@each_way
+@each_connection_kind
 @pytest.mark.parametrize("mode", [TlsMode.DISABLE, TlsMode.PREFER, TlsMode.REQUIRE])
 @pytest.mark.parametrize(
     ("role", "asked", "choice"),
@@ -84,7 +84,7 @@ def test_a_server_whose_certificate_is_not_verified_gets_neither_the_password_no
     assert ask(replace(settings, **{choice: True}), WHO) == role
 
 
-@each_way
+@each_connection_kind
 @pytest.mark.parametrize("role", ["by_password", "by_md5"])
 def test_a_server_that_is_known_gets_what_it_asks_for(
     server: PostgresServer, authority: trustme.CA, ask: Ask, role: str
@@ -97,7 +97,7 @@ def test_a_server_that_is_known_gets_what_it_asks_for(
     assert ask(settings_of(server, role, TlsSettings(), server.host), WHO) == role
 
 
-@each_way
+@each_connection_kind
 @pytest.mark.parametrize("role", ["by_scram", "by_cert", "by_trust"])
 def test_methods_that_give_the_password_to_no_server_go_on_without_verification(
     server: PostgresServer, authority: trustme.CA, ask: Ask, role: str
@@ -108,7 +108,7 @@ def test_methods_that_give_the_password_to_no_server_go_on_without_verification(
     assert ask(settings_of(server, role, tls), WHO) == role
 
 
-@each_way
+@each_connection_kind
 @pytest.mark.parametrize("kind", [Ed25519PrivateKey, Ed448PrivateKey])
 def test_a_certificate_that_scram_cannot_be_bound_to_must_be_verified(
     ask: Ask, kind: type[Ed25519PrivateKey] | type[Ed448PrivateKey]
@@ -130,7 +130,7 @@ def test_a_certificate_that_scram_cannot_be_bound_to_must_be_verified(
         assert "bound" not in str(wrong.value)
 
 
-@each_way
+@each_connection_kind
 @pytest.mark.parametrize("kind", [None, Ed25519PrivateKey, Ed448PrivateKey])
 @pytest.mark.parametrize("strips", [False, True], ids=["offers binding", "takes the offer of binding out"])
 def test_a_stranger_between_who_shows_a_certificate_of_any_kind_gets_no_session(

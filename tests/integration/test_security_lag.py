@@ -8,7 +8,8 @@ from headwater.events import EventBatch
 from headwater.source.slots import apply_slot_name
 from headwater.testing.compare import confirmed_position, flush_position
 from tests.conftest import Database
-from tests.integration.mirror import MirrorDestination, running
+from tests.integration.memory_tables import MemoryTables
+from tests.integration.running_pipeline import running
 
 _CHANGES = 120
 _FILL = "update orders set filler = (select string_agg(md5(random()::text), '') from generate_series(1, 32768))"
@@ -20,13 +21,13 @@ def test_lag_is_that_of_the_server_while_a_destination_holds_everything_up(datab
     database.execute("alter table orders alter filler set storage external")
     database.execute("insert into orders values (1, '')")
     database.execute("create publication shop for table orders")
-    mirror, go_on = MirrorDestination(), threading.Event()
+    destination, go_on = MemoryTables(), threading.Event()
 
     def hold(batch: EventBatch) -> None:
         assert go_on.wait(120)
 
-    mirror.before_events = hold
-    with running(database, mirror) as run:
+    destination.before_events = hold
+    with running(database, destination) as run:
         try:
             run.wait_states("ready", 1)
             run.wait_caught_up()

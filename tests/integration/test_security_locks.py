@@ -29,7 +29,8 @@ from headwater.source.table_lock import TableLock, TablesTaken, table_lock
 from headwater.testing.compare import wait_until
 from headwater.testing.postgres import PostgresServer
 from tests.conftest import Database
-from tests.integration.mirror import MirrorDestination, running
+from tests.integration.memory_tables import MemoryTables
+from tests.integration.running_pipeline import running
 
 SMALL = {
     "max_connections": "25",
@@ -122,7 +123,7 @@ def copy_and_follow(database: Database, roots: int, leaf_count: int, others: int
                 database.execute(f"delete from {name}_{leaf + 1}")
         run.wait_caught_up(120)
         for name in names:
-            assert run.mirror.tables[name] == rows_of(database, name)
+            assert run.destination.tables[name] == rows_of(database, name)
     assert not failed, failed
     assert "out of shared memory" not in database.server.log
 
@@ -182,9 +183,9 @@ def test_a_leaf_rewritten_beyond_the_bound_starts_the_copy_again_and_nothing_is_
             small.execute("vacuum full t_17")
             small.execute("update t set v = 'second' where id = 170")
 
-    mirror = MirrorDestination()
-    mirror.before_copy = rewrite
-    with running(small, mirror) as run:
+    destination = MemoryTables()
+    destination.before_copy = rewrite
+    with running(small, destination) as run:
         run.wait_states("ready", 1)
         run.wait_caught_up()
         run.assert_equal("t")
@@ -319,7 +320,7 @@ def test_a_copy_beyond_the_bound_that_is_planned_waits_for_nobody_who_has_a_leaf
             other.execute("commit")
             run.wait_states("ready", 1)
             run.wait_caught_up()
-            assert run.mirror.tables["t"] == rows_of(small, "t")
+            assert run.destination.tables["t"] == rows_of(small, "t")
 
 
 def test_keys_are_not_counted_behind_whoever_waits_for_the_copys_lock(

@@ -26,8 +26,8 @@ from headwater.spark.sql_text import SQL_TEXT, SUBSTITUTE
 from headwater.store.memory import MemoryStore
 from headwater.testing.lake_rows import open_lake
 from tests.conftest import Database
-from tests.integration.lake import lake_running
-from tests.integration.lake_table import ID_V, Lake, delete, insert, run, table_schema, truncate, update
+from tests.integration.lake_destination import ID_V, Lake, change_run, delete, insert, table_schema, truncate, update
+from tests.integration.lake_pipeline import running_into_lake
 
 # PySpark leaves the sockets it collects over to the garbage collector.
 pytestmark = [
@@ -91,7 +91,7 @@ def test_every_name_of_a_namespace_and_a_table_means_itself_in_every_kind_of_wri
     schemas = [table_schema(*ID_V, name=name) for name in names]
     for schema in schemas:
         any_lake.copy(schema, [(1, "a"), (2, "b")])
-    any_lake.write(*(run(schema, 200, update(1, "c"), delete(2, None), insert(3, "d")) for schema in schemas))
+    any_lake.write(*(change_run(schema, 200, update(1, "c"), delete(2, None), insert(3, "d")) for schema in schemas))
     assert all(any_lake.rows(schema) == [(1, "c"), (3, "d")] for schema in schemas)
     any_lake.write(*(truncate(schema, 300) for schema in schemas))
     assert all(any_lake.rows(schema) == [] for schema in schemas)
@@ -116,19 +116,19 @@ def test_every_name_of_a_column_means_itself_in_every_kind_of_write(any_lake: La
     schema = table_schema(*columns, key=KEY, name=TableName("shop", "keyed"))
     any_lake.copy(schema, [row(number, "a", "b") for number in (1, 2, 3)])
     any_lake.write(
-        run(schema, 200, insert(*row(4, "new", None)), update(*row(1, "c", UNCHANGED)), delete(*row(2, None)))
+        change_run(schema, 200, insert(*row(4, "new", None)), update(*row(1, "c", UNCHANGED)), delete(*row(2, None)))
     )
     assert any_lake.rows(schema) == [row(1, "c", "b"), row(3, "a", "b"), row(4, "new", None)]
     any_lake.source = {(5,) * len(KEY): row(5, "now", "read")}
-    any_lake.write(run(schema, 300, insert(*row(5, "now", UNCHANGED))))
+    any_lake.write(change_run(schema, 300, insert(*row(5, "now", UNCHANGED))))
     assert row(5, "now", "read") in any_lake.rows(schema)
-    any_lake.write(truncate(schema, 400), run(schema, 400, insert(*row(6, "kept")), first=1))
+    any_lake.write(truncate(schema, 400), change_run(schema, 400, insert(*row(6, "kept")), first=1))
     assert any_lake.rows(schema) == [row(6, "kept")]
     schema = renamed(any_lake, schema)
     without_key = table_schema(*columns, key=(), name=TableName("shop", "all"), replica_identity=ReplicaIdentity.FULL)
     any_lake.copy(without_key, [row(1, "a"), row(1, "a"), row(2, "b")])
     changes = (delete(*row(1, "a"), kind=OLD_FULL), update(*row(2, "c"), old=row(2, "b"), kind=OLD_FULL))
-    any_lake.write(run(without_key, 200, *changes))
+    any_lake.write(change_run(without_key, 200, *changes))
     assert any_lake.rows(without_key) == [row(1, "a"), row(2, "c")]
     reader = open_lake(tmp_path / "lake")
     for written in (schema, without_key):
@@ -145,7 +145,7 @@ def renamed(lake: Lake, schema: ReplicatedTableSchema) -> ReplicatedTableSchema:
     columns = (*key, *(replace(other, name=name) for other, name in zip(others, names, strict=True)))
     made = ReplicatedTableSchema(replace(schema.table_schema, columns=columns, snapshot_id=SnapshotId(450)))
     lake.store.store_table_schema(made.table_schema)
-    lake.write(run(made, 500, insert(*row(7, "more"))))
+    lake.write(change_run(made, 500, insert(*row(7, "more"))))
     assert lake.rows(made) == [row(6, "kept"), row(7, "more")]
     return made
 
@@ -155,7 +155,7 @@ def test_a_schema_whose_name_becomes_anothers_by_substitution_replaces_none_of_i
     forged = table_schema(("id", 20), ("v", 25), name=TableName("sh${x}op", "orders"))
     any_lake.copy(shop, [(1, "the shop's")])
     any_lake.copy(forged, [(1, "forged")], take_over=True)
-    any_lake.write(run(forged, 200, update(1, "again")))
+    any_lake.write(change_run(forged, 200, update(1, "again")))
     assert any_lake.rows(shop) == [(1, "the shop's")]
     assert any_lake.rows(forged) == [(1, "again")]
 
@@ -181,7 +181,7 @@ def test_where_substitution_cannot_be_switched_off_such_names_are_refused_and_ot
     assert raised.value.hint
     assert raised.value.retry is Retry.MANUAL
     with pytest.raises(DestinationError, match=r"Spark would replace part of the name"):
-        any_lake.write(run(schema, 200, update(1, "c")))
+        any_lake.write(change_run(schema, 200, update(1, "c")))
     any_lake.spark.conf.set(SUBSTITUTE, "false")
     assert any_lake.rows(schema) == [(1, "a")]
 
@@ -212,7 +212,7 @@ def test_a_pipeline_follows_tables_whose_names_and_publication_spark_would_subst
         )
     listed = sql.SQL(", ").join(sql.Identifier(name.namespace, name.name) for name in tables)
     database.execute(sql.SQL("create publication {} for table {}").format(sql.Identifier(publication), listed))
-    with lake_running(database, spark, tmp_path, publication=publication) as followed:
+    with running_into_lake(database, spark, tmp_path, publication=publication) as followed:
         followed.wait_ready(len(tables))
         for name in tables:
             table, key = sql.Identifier(name.namespace, name.name), sql.Identifier("${x}id\n")
@@ -250,7 +250,7 @@ def test_a_warehouse_of_any_other_path_works(spark: SparkSession, tmp_path: Path
     rows = [(number, "x" * 100) for number in range(10_000)]
     lake.copy(schema, rows)
     # As many as go through the spool.
-    lake.write(run(schema, 200, *(update(number, "y" * 100) for number, _ in rows)))
+    lake.write(change_run(schema, 200, *(update(number, "y" * 100) for number, _ in rows)))
     assert lake.rows(schema)[0] == (0, "y" * 100)
     lake.destination.shutdown()
     assert (tmp_path / odd / "catalog.db").is_file()

@@ -20,7 +20,8 @@ from headwater.wire.hosts import ROLE_QUERY
 from headwater.wire.settings import ConnectSettings, TargetSessionAttrs
 from tests.commands import headwater, write_settings
 from tests.conftest import Database
-from tests.integration.mirror import MirrorDestination, running
+from tests.integration.memory_tables import MemoryTables
+from tests.integration.running_pipeline import running
 
 
 @pytest.fixture(params=["role", "database"])
@@ -47,9 +48,9 @@ def test_a_whole_pipeline_with_its_state_in_the_source(database: Database, read_
     connection = PgConnectionConfig(
         host=at.host, port=at.port, name=at.database, username=at.username, password=at.password
     )
-    mirror, emitted = MirrorDestination(), "select count(*) from pg_stat_activity where query like '%%emit_message%%'"
+    destination, emitted = MemoryTables(), "select count(*) from pg_stat_activity where query like '%%emit_message%%'"
     settings = {"pg_connection": connection, "heartbeat_interval_ms": 100}
-    with running(database, mirror, PostgresStore(read_only, 1), **settings) as run:
+    with running(database, destination, PostgresStore(read_only, 1), **settings) as run:
         run.wait_states("ready", 1)
         database.execute("update orders set n = 0 where id < 9; delete from orders where id = 20")
         database.execute("create table items(id int primary key); alter publication shop add table items")
@@ -63,11 +64,11 @@ def test_a_whole_pipeline_with_its_state_in_the_source(database: Database, read_
         assert database.value(emitted) >= 1
         run.stop()
     database.execute("insert into orders select i, i from generate_series(51, 60) i")
-    with running(database, mirror, PostgresStore(read_only, 1), **settings) as run:
+    with running(database, destination, PostgresStore(read_only, 1), **settings) as run:
         run.wait_states("ready", 2)
         run.wait_caught_up()
         run.assert_equal("orders", "items")
-        assert mirror.copies.count("orders") == mirror.copies.count("items") == 1
+        assert destination.copies.count("orders") == destination.copies.count("items") == 1
 
 
 def test_commands_that_record_or_remove(database: Database, read_only: ConnectSettings, tmp_path: Path) -> None:

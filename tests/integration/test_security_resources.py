@@ -33,7 +33,8 @@ from headwater.wire.connection import WireConnection
 from headwater.wire.settings import ConnectSettings, TlsMode, TlsSettings
 from headwater.wire.spool import Spool
 from tests.conftest import Database
-from tests.integration.mirror import MirrorDestination, Running, running
+from tests.integration.memory_tables import MemoryTables
+from tests.integration.running_pipeline import RunningIntoMemory, running
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -107,8 +108,8 @@ def test_a_pipeline_that_reaches_a_limit_waits_and_goes_on(
     database.execute(
         "insert into orders select i, i from generate_series(1, 50) i; create table items(id int primary key)"
     )
-    mirror = MirrorDestination()
-    with running(database, mirror, PostgresStore(database.settings, 1), heartbeat_interval_ms=200) as run:
+    destination = MemoryTables()
+    with running(database, destination, PostgresStore(database.settings, 1), heartbeat_interval_ms=200) as run:
         run.wait_states("ready", 1)
         with limited():
             end_sessions(database)
@@ -120,7 +121,7 @@ def test_a_pipeline_that_reaches_a_limit_waits_and_goes_on(
         database.execute("delete from orders where id = 20; insert into items values (2)")
         run.wait_caught_up()
         run.assert_equal("orders", "items")
-        assert mirror.copies.count("orders") == 1
+        assert destination.copies.count("orders") == 1
         assert not any("errored" in error or "defect" in error for error in run.pipeline.progress.snapshot().errors)
         run.stop()
 
@@ -131,7 +132,7 @@ def test_a_copy_and_a_write_that_reach_a_limit_begin_again(database: Database, l
     """Reached while a copy is under way and its sessions are open, then while a batch is."""
     database.execute("create table orders(id int primary key, n int); create publication shop for table orders")
     database.execute("insert into orders select i, i from generate_series(1, 50) i")
-    mirror = MirrorDestination()
+    destination = MemoryTables()
     entered, released = threading.Event(), threading.Event()
 
     def hold(_: object) -> None:
@@ -139,8 +140,8 @@ def test_a_copy_and_a_write_that_reach_a_limit_begin_again(database: Database, l
             entered.set()
             assert released.wait(60)
 
-    mirror.after_copy = hold
-    with running(database, mirror, PostgresStore(database.settings, 1)) as run:
+    destination.after_copy = hold
+    with running(database, destination, PostgresStore(database.settings, 1)) as run:
         run.wait_for(entered.is_set)
         with limited():
             released.set()
@@ -149,7 +150,7 @@ def test_a_copy_and_a_write_that_reach_a_limit_begin_again(database: Database, l
         run.wait_states("ready", 1)
         entered.clear()
         released.clear()
-        mirror.before_events = hold
+        destination.before_events = hold
         database.execute("update orders set n = 0")
         run.wait_for(entered.is_set)
         with limited():
@@ -162,7 +163,7 @@ def test_a_copy_and_a_write_that_reach_a_limit_begin_again(database: Database, l
         run.stop()
 
 
-def outlast(run: Running, seconds: float) -> None:
+def outlast(run: RunningIntoMemory, seconds: float) -> None:
     """Several attempts of every thread are made, and the run goes on: nothing tells when the last of them has had its turn."""
     assert not run.pipeline.wait(seconds)
 

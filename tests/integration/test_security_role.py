@@ -13,7 +13,7 @@ from headwater.config import PgConnectionConfig, Secret
 from headwater.errors import StoreError
 from headwater.store.postgres import PostgresStore
 from tests.conftest import Database
-from tests.integration.mirror import running
+from tests.integration.running_pipeline import running
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "security.md"
 

@@ -29,9 +29,10 @@ from headwater.wire.patience import ServerSilent
 from headwater.wire.settings import ConnectSettings
 from tests.commands import headwater, write_settings
 from tests.conftest import Database
-from tests.driver import driver
-from tests.integration.mirror import MirrorDestination, Running, config, running
+from tests.integration.memory_tables import MemoryTables
+from tests.integration.running_pipeline import RunningIntoMemory, config, running
 from tests.integration.silent_proxy import SilentProxy, silent_proxy
+from tests.pipeline_process import pipeline_process
 
 ANSWER_MS = 2000
 BOUND_SECONDS = 60
@@ -72,14 +73,14 @@ def through(proxy: SilentProxy, settings: ConnectSettings) -> PgConnectionConfig
 
 
 def pipeline_of(
-    shop: Database, proxy: SilentProxy, mirror: MirrorDestination, store: PipelineStore | None = None, **more: Any
+    shop: Database, proxy: SilentProxy, destination: MemoryTables, store: PipelineStore | None = None, **more: Any
 ) -> Pipeline:
     connection = through(proxy, shop.settings)
-    return Pipeline(config(shop, pg_connection=connection, **more), store or MemoryStore(), mirror)
+    return Pipeline(config(shop, pg_connection=connection, **more), store or MemoryStore(), destination)
 
 
 @contextmanager
-def run_through(shop: Database, proxy: SilentProxy, **more: Any) -> Iterator[Running]:
+def run_through(shop: Database, proxy: SilentProxy, **more: Any) -> Iterator[RunningIntoMemory]:
     with running(shop, pg_connection=through(proxy, shop.settings), **more) as run:
         yield run
 
@@ -146,10 +147,10 @@ def test_nothing_is_written_while_the_lock_cannot_be_verified(shop: Database, pr
         lock = run.pipeline._lock
         proxy.silence()
         run.wait_for(lambda: not lock.is_held)
-        batches = len(run.mirror.batches)
+        batches = len(run.destination.batches)
         shop.execute("update orders set counter = 2")
         run.wait_for(lambda: (run.pipeline.progress.snapshot().no_contact_seconds or 0.0) > 8.0)
-        assert len(run.mirror.batches) == batches
+        assert len(run.destination.batches) == batches
         proxy.resume()
         run.wait_caught_up()
         run.assert_equal("orders", "items")
@@ -159,17 +160,17 @@ def test_nothing_is_written_while_the_lock_cannot_be_verified(shop: Database, pr
 def test_a_stop_ends_in_bounded_time_while_the_server_is_silent_and_the_next_run_goes_on(
     shop: Database, proxy: SilentProxy, new_too: bool
 ) -> None:
-    mirror, store = MirrorDestination(), MemoryStore()
-    pipeline = pipeline_of(shop, proxy, mirror, store)
+    destination, store = MemoryTables(), MemoryStore()
+    pipeline = pipeline_of(shop, proxy, destination, store)
     pipeline.start()
-    run = Running(shop, pipeline, mirror)
+    run = RunningIntoMemory(shop, pipeline, destination)
     run.wait_states("ready", 2)
     proxy.silence(new_too=new_too)
     shop.execute("update orders set counter = 2")
     pipeline.shutdown()
     assert pipeline.wait(BOUND_SECONDS)
     proxy.resume()
-    with run_through(shop, proxy, mirror=mirror, store=store) as again:
+    with run_through(shop, proxy, destination=destination, store=store) as again:
         again.wait_caught_up()
         again.assert_equal("orders", "items")
 
@@ -207,7 +208,7 @@ def test_a_copy_that_stops_in_the_middle_of_its_rows_starts_again(
     shop: Database, proxy: SilentProxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Connections that are made anew work, so that only the server can tell that what it sends does not arrive."""
-    mirror = MirrorDestination()
+    destination = MemoryTables()
     fell = threading.Event()
 
     def fall(rows: TableRows) -> None:
@@ -215,11 +216,11 @@ def test_a_copy_that_stops_in_the_middle_of_its_rows_starts_again(
             fell.set()
             proxy.silence(new_too=False)
 
-    mirror.during_copy = fall
+    destination.during_copy = fall
     shop.execute("create table large(id int primary key, counter int, filler text not null)")
     shop.execute("insert into large select i, 1, repeat('x', 1000) from generate_series(1, 60000) i")
     shop.execute("alter publication shop set table large")
-    with caplog.at_level(logging.WARNING), run_through(shop, proxy, mirror=mirror) as run:
+    with caplog.at_level(logging.WARNING), run_through(shop, proxy, destination=destination) as run:
         run.wait_for(fell.is_set)
         run.wait_states("ready", 1)
         run.assert_equal("large")
@@ -234,15 +235,15 @@ START_MARKS = [b"pg_advisory_lock", b"pg_publication", b"IDENTIFY_SYSTEM", b"CRE
 def test_a_start_that_meets_silence_fails_with_a_hint_and_the_next_one_works(
     shop: Database, proxy: SilentProxy, mark: bytes, passes: bool
 ) -> None:
-    mirror, store = MirrorDestination(), PostgresStore(shop.settings, 1)
+    destination, store = MemoryTables(), PostgresStore(shop.settings, 1)
     proxy.silence_at(mark, passes=passes)
     with pytest.raises(HeadwaterError) as caught:
-        pipeline_of(shop, proxy, mirror, store).start()
+        pipeline_of(shop, proxy, destination, store).start()
     assert proxy.silenced.is_set()
     assert caught.value.hint
     proxy.resume()
     wait_until(lambda: not shop.execute("select from pg_stat_activity where application_name = 'headwater_lock_1'"), 30)
-    with run_through(shop, proxy, mirror=mirror, store=PostgresStore(shop.settings, 1)) as run:
+    with run_through(shop, proxy, destination=destination, store=PostgresStore(shop.settings, 1)) as run:
         run.wait_states("ready", 2)
         run.assert_equal("orders", "items")
 
@@ -250,7 +251,7 @@ def test_a_start_that_meets_silence_fails_with_a_hint_and_the_next_one_works(
 @pytest.mark.parametrize("mark", START_MARKS, ids=lambda mark: mark.decode().lower())
 def test_a_stop_during_a_start_ends_it_without_an_error(shop: Database, proxy: SilentProxy, mark: bytes) -> None:
     connection = replace(through(proxy, shop.settings), answer_timeout_ms=120_000)
-    pipeline = Pipeline(config(shop, pg_connection=connection), MemoryStore(), MirrorDestination())
+    pipeline = Pipeline(config(shop, pg_connection=connection), MemoryStore(), MemoryTables())
     proxy.silence_at(mark)
     starting = threading.Thread(target=pipeline.start)
     starting.start()
@@ -264,7 +265,7 @@ def test_a_stop_during_a_start_ends_it_without_an_error(shop: Database, proxy: S
 def test_a_slot_that_waits_for_an_open_transaction_is_waited_for_and_a_stop_ends_that(shop: Database) -> None:
     connection = replace(config(shop).pg_connection, answer_timeout_ms=1000)
     waiting = "select from pg_stat_activity where query like 'CREATE_REPLICATION_SLOT%' and state = 'active'"
-    pipeline = Pipeline(config(shop, pg_connection=connection), MemoryStore(), MirrorDestination())
+    pipeline = Pipeline(config(shop, pg_connection=connection), MemoryStore(), MemoryTables())
     with shop.connect() as other:
         other.execute("begin; select pg_current_xact_id()")
         failed: list[BaseException] = []
@@ -311,14 +312,14 @@ def test_a_store_that_falls_silent_is_waited_for_and_no_table_errs(
 
 
 def test_a_stop_ends_in_bounded_time_while_the_store_is_silent(shop: Database, proxy: SilentProxy) -> None:
-    store, mirror = PostgresStore(proxy.before(shop.settings), 1), MirrorDestination()
-    pipeline = Pipeline(config(shop), store, mirror)
+    store, destination = PostgresStore(proxy.before(shop.settings), 1), MemoryTables()
+    pipeline = Pipeline(config(shop), store, destination)
     pipeline.start()
-    run = Running(shop, pipeline, mirror)
+    run = RunningIntoMemory(shop, pipeline, destination)
     run.wait_states("ready", 2)
     proxy.silence()
     shop.execute("update orders set counter = 2")
-    run.wait_for(lambda: bool(mirror.batches))
+    run.wait_for(lambda: bool(destination.batches))
     pipeline.shutdown()
     assert pipeline.wait(BOUND_SECONDS)
 
@@ -355,7 +356,7 @@ def test_a_driver_lives_through_silence_in_the_middle_of_a_copy_and_a_sigterm_en
     shop: Database, proxy: SilentProxy, tmp_path: Path
 ) -> None:
     """The executors' sessions are in processes of their own, which know nothing of the pipeline."""
-    with driver(shop, tmp_path) as run:
+    with pipeline_process(shop, tmp_path) as run:
         answers = f"port = {proxy.port}\nanswer_timeout_ms = 4000"
         run.settings_file.write_text(run.settings_file.read_text().replace(f"port = {shop.settings.port}", answers))
         shop.execute("insert into orders select i, 1 from generate_series(1001, 300000) i")
@@ -382,7 +383,7 @@ def test_a_driver_lives_through_silence_in_the_middle_of_a_copy_and_a_sigterm_en
 def test_a_sigterm_ends_a_driver_whose_executors_wait_for_a_silent_server(
     shop: Database, proxy: SilentProxy, tmp_path: Path
 ) -> None:
-    with driver(shop, tmp_path) as run:
+    with pipeline_process(shop, tmp_path) as run:
         text = run.settings_file.read_text()
         run.settings_file.write_text(text.replace(f"port = {shop.settings.port}", f"port = {proxy.port}"))
         shop.execute("insert into orders select i, 1 from generate_series(1001, 300000) i")
@@ -429,10 +430,10 @@ def test_a_server_process_that_hangs_is_noticed_and_waited_out(
 
 @pytest.mark.parametrize("session", ["headwater_apply_1", "headwater_lock_1", "headwater_store_1"])
 def test_a_stop_does_not_wait_for_a_server_process_that_hangs(shop: Database, session: str) -> None:
-    mirror = MirrorDestination()
-    pipeline = Pipeline(config(shop), PostgresStore(shop.settings, 1), mirror)
+    destination = MemoryTables()
+    pipeline = Pipeline(config(shop), PostgresStore(shop.settings, 1), destination)
     pipeline.start()
-    Running(shop, pipeline, mirror).wait_states("ready", 2)
+    RunningIntoMemory(shop, pipeline, destination).wait_states("ready", 2)
     with hanging(shop, session):
         shop.execute("update orders set counter = 2")
         pipeline.shutdown()

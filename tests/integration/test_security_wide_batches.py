@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from headwater.events import UNCHANGED
 from headwater.schema.table import ReplicatedTableSchema
-from tests.integration.lake_table import Lake, delete, insert, run, table_schema, update
+from tests.integration.lake_destination import Lake, change_run, delete, insert, table_schema, update
 
 # PySpark leaves the sockets it collects over to the garbage collector.
 pytestmark = [
@@ -40,7 +40,7 @@ def row(id: int, columns: int, value: Any) -> tuple[Any, ...]:
 def write(lake: Lake, schema: ReplicatedTableSchema, lsn: int) -> None:
     size = len(schema.columns)
     changes = insert(*row(lsn, size, "b")), update(*row(1, size, f"c{lsn}"))
-    lake.write(run(schema, lsn, *changes, delete(*row(lsn - 100, size, None))))
+    lake.write(change_run(schema, lsn, *changes, delete(*row(lsn - 100, size, None))))
 
 
 def test_a_batch_makes_no_call_into_the_jvm_for_each_column(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,6 +87,6 @@ def test_a_batch_is_merged_by_a_statement_that_lists_no_columns(lake: Lake, monk
 def test_values_that_were_not_sent_are_kept_beside_columns_that_changed(lake: Lake) -> None:
     schema = copied(lake, WIDE)
     some = [UNCHANGED if number % 2 else "new" for number in range(1, WIDE)]
-    lake.write(run(schema, 200, update(2, *some), insert(*row(7, WIDE, None)), delete(*row(3, WIDE, None))))
+    lake.write(change_run(schema, 200, update(2, *some), insert(*row(7, WIDE, None)), delete(*row(3, WIDE, None))))
     kept = tuple("a" if value is UNCHANGED else value for value in some)
     assert lake.rows(schema) == sorted([row(1, WIDE, "a"), (2, *kept), row(7, WIDE, None)], key=repr)

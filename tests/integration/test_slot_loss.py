@@ -22,7 +22,8 @@ from headwater.store.postgres import PostgresStore
 from headwater.testing.postgres import PostgresServer
 from headwater.wire.connection import WireConnection
 from tests.conftest import Database
-from tests.integration.mirror import MirrorDestination, running, sync_slot
+from tests.integration.memory_tables import MemoryTables
+from tests.integration.running_pipeline import running, sync_slot
 
 pytestmark = pytest.mark.invariant(10)
 
@@ -61,29 +62,29 @@ def remove_wal(shop: Database) -> None:
 
 
 def test_a_slot_whose_wal_was_removed_is_an_error_and_with_recreate_a_new_copy() -> None:
-    mirror = MirrorDestination()
+    destination = MemoryTables()
     with shop_on(**LITTLE_WAL) as shop:
         store = PostgresStore(shop.settings, 1)
-        with running(shop, mirror, store) as run:
+        with running(shop, destination, store) as run:
             run.wait_states("ready", 1)
             run.stop()
         remove_wal(shop)
-        with pytest.raises(SlotInvalidated, match="can no longer serve") as caught, running(shop, mirror, store):
+        with pytest.raises(SlotInvalidated, match="can no longer serve") as caught, running(shop, destination, store):
             pass
         assert "wal_status=lost" in caught.value.detail
         assert "Raise max_slot_wal_keep_size" in caught.value.hint
-        with running(shop, mirror, store, invalidated_slot_behavior=RECREATE) as run:
+        with running(shop, destination, store, invalidated_slot_behavior=RECREATE) as run:
             run.wait_states("ready", 1)
             shop.execute("update orders set counter = counter + 1")
             run.wait_caught_up()
             run.assert_equal("orders")
             run.stop()
         # The new slot is an ordinary one: nothing is copied a third time.
-        with running(shop, mirror, store) as run:
+        with running(shop, destination, store) as run:
             shop.execute("update orders set counter = counter + 1")
             run.wait_caught_up()
             run.assert_equal("orders")
-    assert mirror.copies == ["orders", "orders"]
+    assert destination.copies == ["orders", "orders"]
 
 
 def test_a_slot_that_vanishes_under_a_running_pipeline_is_told_as_missing(shop: Database) -> None:
@@ -108,11 +109,11 @@ def drop_under_its_reader(shop: Database) -> None:
 
 
 def test_another_cluster_is_an_error_and_its_lower_positions_count_after_recreate(shop: Database) -> None:
-    mirror, store = MirrorDestination(), MemoryStore()
+    destination, store = MemoryTables(), MemoryStore()
     with shop_on() as far_ahead:
         for _ in range(20):
             far_ahead.execute("update orders set counter = counter + 1; select pg_switch_wal()")
-        with running(far_ahead, mirror, store) as run:
+        with running(far_ahead, destination, store) as run:
             run.wait_states("ready", 1)
             far_ahead.execute("update orders set counter = counter + 1")
             run.wait_caught_up()
@@ -121,13 +122,13 @@ def test_another_cluster_is_an_error_and_its_lower_positions_count_after_recreat
     assert stale is not None
     with shop_on() as other:
         assert EndLsn.parse(other.value("select pg_current_wal_flush_lsn()::text")) < stale
-        with pytest.raises(OtherServer, match="another server") as caught, running(other, mirror, store):
+        with pytest.raises(OtherServer, match="another server") as caught, running(other, destination, store):
             pass
         assert "system identifier" in caught.value.detail
         # Progress of the old lineage must not hold back the new one: neither the apply worker's nor a table's.
         (table,) = store.get_table_states()
         store.upsert_replication_progress(WorkerType(table), stale)
-        with running(other, mirror, store, invalidated_slot_behavior=RECREATE) as run:
+        with running(other, destination, store, invalidated_slot_behavior=RECREATE) as run:
             run.wait_states("ready", 1)
             other.execute("update orders set counter = counter + 1")
             run.wait_caught_up()
@@ -136,20 +137,20 @@ def test_another_cluster_is_an_error_and_its_lower_positions_count_after_recreat
         progress = store.get_replication_progress(APPLY)
         assert progress is not None
         assert progress < stale
-    assert mirror.copies == ["orders", "orders"]
+    assert destination.copies == ["orders", "orders"]
 
 
 def test_every_worker_has_a_name_of_its_own_that_the_server_does_not_cut(shop: Database) -> None:
     longest, begun, release = 2**31 - 1, threading.Event(), threading.Event()
-    mirror = MirrorDestination()
+    destination = MemoryTables()
 
     def block(rows: TableRows) -> None:
         begun.set()
         assert release.wait(60)
 
-    mirror.before_copy = block
+    destination.before_copy = block
     table = shop.value("select 'orders'::regclass::oid::bigint")
-    with running(shop, mirror, id=longest, heartbeat_interval_ms=100) as run:
+    with running(shop, destination, id=longest, heartbeat_interval_ms=100) as run:
         assert begun.wait(60)
         apply, sync = apply_slot_name(longest), sync_slot(shop, table, longest)
         workers = {apply, sync, f"headwater_lock_{longest}", f"headwater_heartbeat_{longest}"}
@@ -164,8 +165,8 @@ NAMES = "select application_name from pg_stat_activity where datname = %s"
 
 
 def test_a_slot_that_somebody_still_reads_is_waited_for(shop: Database) -> None:
-    mirror, store = MirrorDestination(), MemoryStore()
-    with running(shop, mirror, store) as run:
+    destination, store = MemoryTables(), MemoryStore()
+    with running(shop, destination, store) as run:
         run.wait_states("ready", 1)
         run.stop()
     left = WireConnection.connect(replace(shop.settings, application_name="somebody"), replication=True)
@@ -182,7 +183,7 @@ def test_a_slot_that_somebody_still_reads_is_waited_for(shop: Database) -> None:
     leaving = threading.Thread(target=leave_when_it_was_looked_at)
     leaving.start()
     try:
-        with running(shop, mirror, store) as run:
+        with running(shop, destination, store) as run:
             assert looked.is_set()
             shop.execute("update orders set counter = 5")
             run.wait_caught_up()
@@ -190,7 +191,7 @@ def test_a_slot_that_somebody_still_reads_is_waited_for(shop: Database) -> None:
     finally:
         looked.set()
         leaving.join()
-    assert mirror.copies == ["orders"]
+    assert destination.copies == ["orders"]
 
 
 LOOKED = """
@@ -203,16 +204,16 @@ def test_a_slot_lost_under_a_running_pipeline_leads_to_a_new_copy_where_that_was
     with running(shop, invalidated_slot_behavior=RECREATE) as run:
         run.wait_states("ready", 1)
         drop_under_its_reader(shop)
-        run.wait_for(lambda: run.mirror.copies == ["orders", "orders"])
+        run.wait_for(lambda: run.destination.copies == ["orders", "orders"])
         run.wait_states("ready", 1)
         shop.execute("update orders set counter = 5")
         run.wait_caught_up()
         run.assert_equal("orders")
         run.stop()
-        assert run.mirror.shutdowns == 1
+        assert run.destination.shutdowns == 1
 
 
-class Slow(MirrorDestination):
+class Slow(MemoryTables):
     """Holds the first copy until it is let go, and counts how many are at work at once."""
 
     def __init__(self) -> None:

@@ -26,7 +26,8 @@ from headwater.testing.compare import confirmed_position, flush_position
 from headwater.testing.postgres import PostgresServer
 from headwater.testing.standby import log_standby_snapshot, promote, standby_of, wait_replayed
 from tests.conftest import Database
-from tests.integration.mirror import MirrorDestination, Running, running
+from tests.integration.memory_tables import MemoryTables
+from tests.integration.running_pipeline import RunningIntoMemory, running
 
 SLOT = apply_slot_name(1)
 VERSIONS = [pytest.param(16, marks=pytest.mark.versions), 18]
@@ -48,19 +49,19 @@ class Pair:
             host=at.host, port=at.port, name=at.database, username=at.username, password=at.password
         )
 
-    def wait_caught_up(self, run: Running, timeout: float = 60.0) -> None:
+    def wait_caught_up(self, run: RunningIntoMemory, timeout: float = 60.0) -> None:
         """Until the standby's slot has confirmed what the primary has flushed by now."""
         position = flush_position(self.primary.connection)
         run.wait_for(lambda: confirmed_position(self.standby.connection, SLOT) >= position, timeout)
 
-    def assert_equal(self, run: Running) -> None:
+    def assert_equal(self, run: RunningIntoMemory) -> None:
         wait_replayed(self.primary.server, self.standby.server)
         run.assert_equal("orders", "items")
 
     @contextmanager
-    def running(self, mirror: MirrorDestination, **settings: Any) -> Iterator[Running]:
+    def running(self, destination: MemoryTables, **settings: Any) -> Iterator[RunningIntoMemory]:
         settings = {"store_pg_connection": self.store_connection, **settings}
-        with running(self.standby, mirror, self.store, **settings) as run:
+        with running(self.standby, destination, self.store, **settings) as run:
             yield run
 
     @contextmanager
@@ -118,20 +119,20 @@ def writing(shop: Database) -> Iterator[None]:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_standby_is_copied_followed_and_taken_up_again(version: int) -> None:
-    mirror = MirrorDestination()
+    destination = MemoryTables()
     with pair(version) as both:
-        with both.busy(), writing(both.primary), both.running(mirror) as run:
+        with both.busy(), writing(both.primary), both.running(destination) as run:
             run.wait_states("ready", 2)
-            seen = len(run.mirror.batches)
-            run.wait_for(lambda: len(run.mirror.batches) > seen + 5)
+            seen = len(run.destination.batches)
+            run.wait_for(lambda: len(run.destination.batches) > seen + 5)
             run.stop()
         assert both.primary.execute("select slot_name from pg_replication_slots where slot_type = 'logical'") == []
         both.primary.execute("update orders set counter = -1 where id <= 10; delete from items where id <= 10")
-        with both.running(mirror) as run:
+        with both.running(destination) as run:
             both.wait_caught_up(run)
             both.assert_equal(run)
             run.stop()
-    assert sorted(mirror.copies) == ["items", "orders"]
+    assert sorted(destination.copies) == ["items", "orders"]
 
 
 @pytest.mark.invariant(12)
@@ -156,7 +157,7 @@ def test_a_read_of_rows_on_a_standby_does_not_claim_to_have_seen_what_still_runs
 @pytest.mark.invariant(10)
 @pytest.mark.parametrize("version", [pytest.param(16, marks=[pytest.mark.versions, pytest.mark.slow]), 18])
 def test_a_standby_that_is_promoted_while_it_is_followed_goes_on(version: int) -> None:
-    mirror = MirrorDestination()
+    destination = MemoryTables()
     with pair(version) as both, PostgresServer.start(version=version) as elsewhere:
         # A store of its own: the primary is lost.
         store = PostgresStore(elsewhere.settings(), 1)
@@ -165,12 +166,12 @@ def test_a_standby_that_is_promoted_while_it_is_followed_goes_on(version: int) -
             host=at.host, port=at.port, name=at.database, username=at.username, password=at.password
         )
         promoted = both.standby
-        with both.busy(), running(promoted, mirror, store, store_pg_connection=connection) as run:
+        with both.busy(), running(promoted, destination, store, store_pg_connection=connection) as run:
             run.wait_states("ready", 2)
             both.primary.execute("update orders set counter = 1")
             both.wait_caught_up(run)
             wait_replayed(both.primary.server, promoted.server)
-        with running(promoted, mirror, store, store_pg_connection=connection) as run:
+        with running(promoted, destination, store, store_pg_connection=connection) as run:
             both.primary.server.stop("immediate")
             promote(promoted.server)
             promoted.execute("update orders set counter = 2; update items set counter = 2")
@@ -181,19 +182,19 @@ def test_a_standby_that_is_promoted_while_it_is_followed_goes_on(version: int) -
         assert lineage is not None
         assert lineage.timeline == 2
         # Idle positions of the new timeline were confirmed, and some were recorded: the next start takes them as its own.
-        with running(promoted, mirror, store, store_pg_connection=connection) as run:
+        with running(promoted, destination, store, store_pg_connection=connection) as run:
             promoted.execute("update orders set counter = 3")
             run.wait_caught_up()
             run.assert_equal("orders", "items")
-    assert sorted(mirror.copies) == ["items", "orders"]
+    assert sorted(destination.copies) == ["items", "orders"]
 
 
 @pytest.mark.invariant(10)
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_slot_that_recovery_made_useless_is_told_with_what_to_set(version: int) -> None:
-    mirror = MirrorDestination()
+    destination = MemoryTables()
     with pair(version, hot_standby_feedback="off", max_standby_streaming_delay="0") as both:
-        with both.busy(), both.running(mirror) as run:
+        with both.busy(), both.running(destination) as run:
             run.wait_states("ready", 2)
             run.stop()
         # Rows of the catalog that decoding would need are removed on the primary, and replay removes them on the standby.
@@ -201,7 +202,7 @@ def test_a_slot_that_recovery_made_useless_is_told_with_what_to_set(version: int
             both.primary.execute(statement)
         both.primary.execute("insert into orders values (5000, 1)")
         wait_replayed(both.primary.server, both.standby.server)
-        with pytest.raises(SlotInvalidated) as caught, both.running(mirror):
+        with pytest.raises(SlotInvalidated) as caught, both.running(destination):
             pass
         assert "hot_standby_feedback" in caught.value.hint
 
@@ -225,7 +226,7 @@ def test_for_what_a_slot_on_a_standby_waits_is_said_with_the_command_that_helps(
             helper = threading.Thread(target=end_it_when_it_was_said)
             helper.start()
             try:
-                with both.running(MirrorDestination()) as run:
+                with both.running(MemoryTables()) as run:
                     run.wait_states("ready", 2)
                     both.wait_caught_up(run)
                     both.assert_equal(run)
@@ -244,7 +245,7 @@ def test_a_standby_cannot_hold_the_store_nor_a_failover_slot() -> None:
         assert "primary may remove what the slot on this standby needs" in caught.value.detail
         with (
             pytest.raises(PreflightError, match="not ready") as caught,
-            both.running(MirrorDestination(), failover_slot=True, heartbeat_interval_ms=1000),
+            both.running(MemoryTables(), failover_slot=True, heartbeat_interval_ms=1000),
         ):
             pass
         assert "cannot be a failover slot" in caught.value.detail
@@ -259,7 +260,7 @@ def test_a_standby_cannot_hold_the_store_nor_a_failover_slot() -> None:
 @pytest.mark.versions
 def test_a_standby_before_16_is_refused_with_a_hint() -> None:
     with pair(15) as both:
-        with pytest.raises(PreflightError) as caught, both.running(MirrorDestination()):
+        with pytest.raises(PreflightError) as caught, both.running(MemoryTables()):
             pass
         assert "that needs 16" in caught.value.detail
         assert "primary" in caught.value.hint

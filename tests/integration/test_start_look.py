@@ -12,10 +12,11 @@ from headwater.errors import DestinationUnavailable, HeadwaterError, WatermarkEr
 from headwater.schema.table import TableId
 from headwater.store.memory import MemoryStore
 from tests.conftest import Database
-from tests.integration.mirror import MirrorDestination, running
+from tests.integration.memory_tables import MemoryTables
+from tests.integration.running_pipeline import running
 
 
-class Emptied(MirrorDestination):
+class Emptied(MemoryTables):
     """Unreachable at first; then it has lost one table, and holds less of another than was recorded."""
 
     def __init__(self) -> None:
@@ -45,18 +46,18 @@ def test_a_lake_table_that_is_lost_or_behind_errs_at_start_once_the_lake_is_reac
     for name in ("gone", "behind", "whole"):
         database.execute(f"create table {name}(id int primary key, n int); insert into {name} values (1, 1)")
     database.execute("create publication shop for all tables")
-    mirror, store = Emptied(), MemoryStore()
-    with running(database, mirror, store) as run:
+    destination, store = Emptied(), MemoryStore()
+    with running(database, destination, store) as run:
         run.wait_states("ready", 3)
         run.wait_caught_up()
         run.stop()
-    del mirror.tables["gone"]
-    with caplog.at_level(logging.WARNING), running(database, mirror, store) as run:
+    del destination.tables["gone"]
+    with caplog.at_level(logging.WARNING), running(database, destination, store) as run:
         run.wait_states("errored", 2)
         run.wait_states("ready", 1)
         assert run.states()["public.whole"] == "ready"
         run.stop()
-    assert len(mirror.asked) == 3
-    assert sorted(mirror.copies) == ["behind", "gone", "whole"]
+    assert len(destination.asked) == 3
+    assert sorted(destination.copies) == ["behind", "gone", "whole"]
     assert "table public.gone: lake table gone is gone" in caplog.text
     assert caplog.text.count("AccessDeniedException: /lake") == 2

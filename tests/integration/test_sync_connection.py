@@ -19,11 +19,11 @@ from headwater.wire.chunks import Chunk
 from headwater.wire.connection import WireConnection
 from headwater.wire.settings import ConnectSettings
 from tests.conftest import Database
-from tests.integration.doors import Doors, make_first, until_asked
-from tests.integration.mirror import Running, running, sync_slot
+from tests.integration.blocking_destination import BlockingDestination, create_tables, wait_for_hand_off_request
+from tests.integration.running_pipeline import RunningIntoMemory, running, sync_slot
 
 
-def end_session(database: Database, run: Running, slot: str) -> None:
+def end_session(database: Database, run: RunningIntoMemory, slot: str) -> None:
     """The walsender that serves the slot is gone, for good."""
     assert database.execute(
         "select pg_terminate_backend(active_pid) from pg_replication_slots where slot_name = %s", [slot]
@@ -31,7 +31,9 @@ def end_session(database: Database, run: Running, slot: str) -> None:
     run.wait_for(lambda: not database.value("select active from pg_replication_slots where slot_name = %s", [slot]))
 
 
-def end_session_for_all_to_see(database: Database, run: Running, slot: str, caplog: pytest.LogCaptureFixture) -> None:
+def end_session_for_all_to_see(
+    database: Database, run: RunningIntoMemory, slot: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """And the worker knows: whatever it has read and not written is dropped."""
     end_session(database, run, slot)
     run.wait_for(lambda: "following the slot of the copy" in caplog.text)
@@ -41,7 +43,7 @@ def second_slot(database: Database) -> str:
     return sync_slot(database, database.value("select 'second'::regclass::oid::bigint"))
 
 
-def until_following(database: Database, run: Running, doors: Doors) -> None:
+def until_following(database: Database, run: RunningIntoMemory, destination: BlockingDestination) -> None:
     """The second table is copied, and what came after that, too much to ask at once, is being written."""
     run.wait_states("ready", 1)
 
@@ -51,9 +53,9 @@ def until_following(database: Database, run: Running, doors: Doors) -> None:
             query = "insert into second select i, 1 from generate_series(%s::int, %s::int) i"
             database.execute(query, [1 + number * 2000, (number + 1) * 2000])
 
-    doors.after_copy = write
+    destination.after_copy = write
     database.execute("alter publication shop add table second")
-    doors.wait_begun("second")
+    destination.wait_blocked("second")
 
 
 @pytest.mark.usefixtures("first")
@@ -67,57 +69,57 @@ def test_a_connection_lost_between_a_copy_and_its_changes_costs_no_copy(database
 
     with running(database) as run:
         run.wait_states("ready", 1)
-        run.mirror.after_copy = end_walsender
+        run.destination.after_copy = end_walsender
         database.execute("alter publication shop add table second")
         run.wait_states("ready", 2)
         assert ended == [True]
         database.execute("insert into second values (1, 1)")
         run.wait_caught_up()
         run.assert_equal("first", "second")
-        assert run.mirror.copies == ["first", "second"]
+        assert run.destination.copies == ["first", "second"]
 
 
 @pytest.mark.usefixtures("first")
 def test_a_connection_lost_while_a_copy_is_followed_costs_no_copy(database: Database) -> None:
-    doors = Doors("second")
-    with running(database, doors) as run:
-        until_following(database, run, doors)
+    destination = BlockingDestination("second")
+    with running(database, destination) as run:
+        until_following(database, run, destination)
         assert run.states()["public.second"] == "finished_copy"
         database.execute("insert into second values (0, 1)")
         end_session(database, run, second_slot(database))
-        doors.let_through("second", 100)
+        destination.allow("second", 100)
         run.wait_states("ready", 2)
         run.wait_caught_up()
         run.assert_equal("first", "second")
-        assert doors.copies == ["first", "second"]
+        assert destination.copies == ["first", "second"]
 
 
 @pytest.mark.usefixtures("first")
 def test_a_connection_lost_while_the_hand_off_is_waited_for_costs_no_copy(
     database: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
-    doors = Doors("first")
-    with running(database, doors) as run:
-        until_asked(database, run, doors)
+    destination = BlockingDestination("first")
+    with running(database, destination) as run:
+        wait_for_hand_off_request(database, run, destination)
         end_session_for_all_to_see(database, run, second_slot(database), caplog)
-        doors.let_through("first", 100)
+        destination.allow("first", 100)
         run.wait_states("ready", 2)
         run.wait_caught_up()
         run.assert_equal("first", "second")
-        assert doors.copies == ["first", "second"]
+        assert destination.copies == ["first", "second"]
 
 
 @pytest.mark.usefixtures("first")
 def test_a_slot_dropped_while_a_copy_is_followed_begins_the_copy_again(database: Database) -> None:
-    doors = Doors("second")
-    with running(database, doors) as run:
-        until_following(database, run, doors)
-        doors.after_copy = lambda rows: None
+    destination = BlockingDestination("second")
+    with running(database, destination) as run:
+        until_following(database, run, destination)
+        destination.after_copy = lambda rows: None
         end_session(database, run, second_slot(database))
         database.execute("select pg_drop_replication_slot(%s)", [second_slot(database)])
         database.execute("insert into second values (0, 1)")
-        doors.let_through("second", 100)
-        run.wait_for(lambda: doors.copies == ["first", "second", "second"])
+        destination.allow("second", 100)
+        run.wait_for(lambda: destination.copies == ["first", "second", "second"])
         run.wait_states("ready", 2)
         run.wait_caught_up()
         run.assert_equal("first", "second")
@@ -128,16 +130,16 @@ def test_a_slot_dropped_while_a_copy_is_followed_begins_the_copy_again(database:
 def test_a_worker_that_cannot_connect_again_or_loses_each_connection_does_not_hold_the_others_up_for_ever(
     database: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: str
 ) -> None:
-    doors = Doors("first")
-    with running(database, doors) as run:
-        until_asked(database, run, doors)
+    destination = BlockingDestination("first")
+    with running(database, destination) as run:
+        wait_for_hand_off_request(database, run, destination)
         with monkeypatch.context() as patched:
             patched.setattr(sync_stream, fault, {"WireConnection": Unreachable, "SlotStream": Breaking}[fault])
             end_session_for_all_to_see(database, run, second_slot(database), caplog)
-            doors.let_through("first", 100)
+            destination.allow("first", 100)
             run.wait_for(lambda: run.states()["public.second"] == "init")
             database.execute("insert into first values (3, 1)")
-            run.wait_for(lambda: 3 in doors.tables["first"])
+            run.wait_for(lambda: 3 in destination.tables["first"])
         run.wait_states("ready", 2)
         run.wait_caught_up()
         run.assert_equal("first", "second")
@@ -168,15 +170,15 @@ def test_a_worker_that_waits_to_connect_again_connects_as_soon_as_it_is_waited_f
     # The server was away for long: the next attempt lies far ahead.
     monkeypatch.setattr(retry, "FIRST_SECONDS", 600.0)
     monkeypatch.setattr(retry, "MOST_SECONDS", 600.0)
-    doors = Doors("first")
-    with running(database, doors) as run:
-        until_asked(database, run, doors)
+    destination = BlockingDestination("first")
+    with running(database, destination) as run:
+        wait_for_hand_off_request(database, run, destination)
         end_session_for_all_to_see(database, run, second_slot(database), caplog)
-        doors.let_through("first", 100)
+        destination.allow("first", 100)
         run.wait_states("ready", 2)
         run.wait_caught_up()
         run.assert_equal("first", "second")
-        assert doors.copies == ["first", "second"]
+        assert destination.copies == ["first", "second"]
 
 
 @pytest.mark.usefixtures("first")
@@ -185,16 +187,16 @@ def test_a_slot_that_a_lost_session_still_holds_is_no_error_of_the_table(
 ) -> None:
     # The other session comes first.
     monkeypatch.setattr(retry, "FIRST_SECONDS", 4.0)
-    doors = Doors("first")
-    with running(database, doors) as run:
-        until_asked(database, run, doors)
+    destination = BlockingDestination("first")
+    with running(database, destination) as run:
+        wait_for_hand_off_request(database, run, destination)
         slot = second_slot(database)
         settings = replace(database.settings, application_name=slot)
         with WireConnection.connect(settings, replication=True) as stale:
             end_session(database, run, slot)
             options = StreamOptions("shop", True, 10.0).for_server()
             stale.start_replication(slot, ZERO, options, status_interval_seconds=10.0)
-            doors.let_through("first", 100)
+            destination.allow("first", 100)
             run.wait_for(lambda: run.states()["public.second"] in ("init", "errored"))
             assert run.states()["public.second"] == "init"
         run.wait_states("ready", 2)
@@ -202,28 +204,28 @@ def test_a_slot_that_a_lost_session_still_holds_is_no_error_of_the_table(
         run.assert_equal("first", "second")
 
 
-@pytest.mark.usefixtures("seen")
+@pytest.mark.usefixtures("observed_apply_worker")
 def test_a_worker_that_waits_for_an_answer_does_not_keep_the_server_from_stopping() -> None:
     """A server stops when all it has sent is confirmed, the apply worker answers only with a server, and we confirm only then."""
-    doors = Doors("first")
+    destination = BlockingDestination("first")
     with PostgresServer.start() as server:
         with server.connect() as connection:
             database = Database(server, "postgres", connection)
-            make_first(database)
-            with running(database, doors) as run:
+            create_tables(database)
+            with running(database, destination) as run:
                 run.wait_states("ready", 1)
-                doors.after_copy = lambda rows: database.execute(
+                destination.after_copy = lambda rows: database.execute(
                     "insert into second select i, 1 from generate_series(100, 30000) i"
                 )
-                until_asked(database, run, doors)
+                wait_for_hand_off_request(database, run, destination)
                 end_session(database, run, apply_slot_name(1))
                 server.stop()
-                doors.after_copy = lambda rows: None
+                destination.after_copy = lambda rows: None
                 server.restart()
-                doors.let_through("first", 100)
+                destination.allow("first", 100)
                 run.wait_states("ready", 2)
                 with server.connect() as again:
                     run.database = Database(server, "postgres", again)
                     run.wait_caught_up()
                     run.assert_equal("first", "second")
-        assert doors.copies == ["first", "second"]
+        assert destination.copies == ["first", "second"]

@@ -18,7 +18,8 @@ from headwater.wire.columns import decode_column
 from headwater.wire.connection import WireConnection
 from headwater.wire.letters import FIELD_TEXT
 from tests.conftest import Database
-from tests.integration.mirror import MirrorDestination, running
+from tests.integration.memory_tables import MemoryTables
+from tests.integration.running_pipeline import running
 
 VALUE = "4711-kept-secret"
 DATE_OID = 1082
@@ -71,7 +72,7 @@ def test_a_value_that_an_error_quotes_reaches_neither_log_nor_store_unless_a_set
     monkeypatch.setattr(errors._Values, "shown", False)
     database.execute(f"create table people(id int primary key, name text); insert into people values (1, '{VALUE}')")
     database.execute("create table others(id int primary key); create publication shop for all tables")
-    mirror, store = MirrorDestination(), PostgresStore(database.settings, 1)
+    destination, store = MemoryTables(), PostgresStore(database.settings, 1)
 
     def quote(rows: TableRows) -> None:
         for row in rows.rows():
@@ -84,14 +85,14 @@ def test_a_value_that_an_error_quotes_reaches_neither_log_nor_store_unless_a_set
         """With the setting, in every place; without it, in none."""
         return (VALUE in text) is shown
 
-    mirror.before_copy = quote
+    destination.before_copy = quote
     with (
         caplog.at_level(logging.DEBUG),
-        running(database, mirror, store, table_error_retry_max_attempts=1, show_values_in_errors=shown) as run,
+        running(database, destination, store, table_error_retry_max_attempts=1, show_values_in_errors=shown) as run,
     ):
         run.wait_states("ready", 1)
         run.wait_states("errored", 1)
-        mirror.before_events = quote_batch
+        destination.before_events = quote_batch
         database.execute("insert into others values (1)")
         with pytest.raises(HeadwaterError) as ended:
             run.pipeline.wait(60)

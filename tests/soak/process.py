@@ -1,4 +1,4 @@
-"""`headwater run`, with a door through which a test asks what the process holds.
+"""`headwater run`, with a socket on which a test asks what the process holds.
 
 python -m tests.soak.process pipeline.toml measure.sock
 """
@@ -68,9 +68,9 @@ def measured() -> dict[str, int]:
     return found
 
 
-def _answer(door: socket.socket) -> None:
+def _answer(listener: socket.socket) -> None:
     while True:
-        client, _ = door.accept()
+        client, _ = listener.accept()
         with client:
             client.sendall(json.dumps(measured()).encode())
 
@@ -80,10 +80,10 @@ def main() -> None:
     settings = load_settings(Path(settings_file))
     configure(logging.INFO, settings.secrets())
     Path(path).unlink(missing_ok=True)
-    door = socket.socket(socket.AF_UNIX)
-    door.bind(path)
-    door.listen()
-    threading.Thread(target=_answer, args=(door,), name="soak-door", daemon=True).start()
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen()
+    threading.Thread(target=_answer, args=(listener,), name="soak-measure", daemon=True).start()
     run_until_stopped(settings, Console(), Progress())
 
 

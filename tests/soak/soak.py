@@ -20,8 +20,8 @@ import psycopg
 from headwater.testing.compare import wait_until
 from headwater.testing.postgres import PostgresServer
 from tests.conftest import Database
-from tests.driver import Driver
 from tests.integration.silent_proxy import SilentProxy, silent_proxy
+from tests.pipeline_process import PipelineFromOutside
 
 ANSWER_MS = 2000
 TABLES = ("orders", "items", "notes")
@@ -119,7 +119,7 @@ class Soak:
         return self.directory / "output.txt"
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "tests.soak.process", str(self.directory / "pipeline.toml"), self._door]
+        command = [sys.executable, "-m", "tests.soak.process", str(self.directory / "pipeline.toml"), self._socket_path]
         with self.output.open("ab") as log:
             before = log.tell()
             environment = os.environ | {"TMPDIR": str(self._temp)}
@@ -133,8 +133,8 @@ class Soak:
         return self.directory / "temp"
 
     @property
-    def _door(self) -> str:
-        return str(self.directory / "door")
+    def _socket_path(self) -> str:
+        return str(self.directory / "measure.sock")
 
     def stop(self) -> None:
         assert self._process is not None
@@ -165,22 +165,19 @@ class Soak:
         assert self._process.poll() is None, self.tail()
 
     @contextmanager
-    def _driver(self) -> Iterator[Driver]:
-        """A look from outside, over a session of its own: the server may have restarted since the last one."""
+    def _from_outside(self) -> Iterator[PipelineFromOutside]:
+        """Over a session of its own: the server may have restarted since the last one."""
         with self.server.connect(self.name) as connection:
-            look = Driver.__new__(Driver)
-            look.database = Database(self.server, self.name, connection)
-            look.warehouse = self.directory / "lake"
-            look.still_running = self._still_running  # type: ignore[method-assign]
-            yield look
+            database = Database(self.server, self.name, connection)
+            yield PipelineFromOutside(database, self.directory / "lake", self._still_running)
 
     def caught_up(self) -> None:
-        with self._driver() as look:
+        with self._from_outside() as look:
             look.wait_ready(len(TABLES), 240)
             look.wait_caught_up(240)
 
     def assert_equal(self) -> None:
-        with self._driver() as look:
+        with self._from_outside() as look:
             look.assert_equal(*TABLES)
 
     # Disturbances, each ended before it returns.
@@ -220,9 +217,9 @@ class Soak:
         self.rounds.append(self._held())
 
     def _held(self) -> dict[str, int]:
-        with socket.socket(socket.AF_UNIX) as door:
-            door.connect(self._door)
-            data = b"".join(iter(lambda: door.recv(65536), b""))
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(self._socket_path)
+            data = b"".join(iter(lambda: client.recv(65536), b""))
         found: dict[str, int] = json.loads(data)
         lines = self.output.read_bytes().count(b"\n")
         found["log_lines"], self._lines = lines - self._lines, lines

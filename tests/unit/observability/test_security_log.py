@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.blocked import BlockedPipe, blocked_pipe
+from tests.blocked_pipe import BlockedPipe, blocked_pipe
 
 ENDS_SECONDS = 30.0
 
@@ -131,12 +131,12 @@ log.warning("the last entry")
         process = start(work, tmp_path / "done", stdout=subprocess.DEVNULL, stderr=pipe.writer)
         try:
             wait_for(tmp_path / "done", process)
-            reading = pipe.read_on()
+            reading = pipe.start_reading()
             (tmp_path / "go").touch()
         finally:
             status = ended(process)
         pipe.close_writer()
-        text = reading.all()
+        text = reading.read_to_end()
     assert status == 0
     written = [int(number) for number in re.findall(r"warning engine apply: entry (\d+)", text)]
     dropped = [int(count) for count in re.findall(r"(\d+) entries were dropped", text)]

@@ -1,4 +1,4 @@
-"""A mirror in a file, which outlives the process that wrote it, and the oracle of a counter per key.
+"""A destination that writes to a file, which outlives the process, and a check that every change took effect once.
 
 A key counts 1, 2, 3, 4, is deleted, comes back as 6, 7, 8 and so on: one step a change. The file keeps every change that took
 effect, so the steps show what was skipped, doubled or put in another order, and the rows show what is there in the end.
@@ -32,7 +32,7 @@ create table if not exists changes(
 """
 
 
-class FileMirror(Destination):
+class FileDestination(Destination):
     """Tables whose first column is the key and whose second is the counter. One file transaction a table and batch."""
 
     def __init__(self, path: Path) -> None:
@@ -163,7 +163,7 @@ def _text(row: tuple[Any, ...]) -> str:
     return json.dumps(row, default=str)
 
 
-class Counting:
+class CounterChanges:
     """Makes the next changes of some tables' counters; give it to `writing_by`."""
 
     KEYS = 12

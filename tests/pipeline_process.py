@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,82 +20,14 @@ from tests.conftest import Database
 PIPELINE_ID = 1
 
 
-class Driver:
-    """One pipeline of a test's database. Its output is in `output`, for the message of a failed assertion."""
+class PipelineFromOutside:
+    """A pipeline that runs in another process: its states and positions in the source database, its rows in the lake."""
 
-    def __init__(
-        self, database: Database, directory: Path, publication: str = "shop", extra: str = "", verbose: bool = True
-    ) -> None:
+    def __init__(self, database: Database, warehouse: Path, still_running: Callable[[], None]) -> None:
+        """`still_running` raises, with the output of the process, if it has ended."""
         self.database = database
-        self._verbose = verbose
-        self.warehouse = directory / "lake"
-        self._log = directory / "output.txt"
-        self.settings_file = write_settings(database, directory, id=PIPELINE_ID, publication=publication, extra=extra)
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def output(self) -> str:
-        return self._log.read_text(errors="replace") if self._log.exists() else ""
-
-    def start(self, *, stdout: int | None = None, stderr: int | None = None) -> None:
-        """With descriptors of a test's own, what is said there is not in `output`."""
-        command = [*HEADWATER, "run", *(["-v"] if self._verbose else []), str(self.settings_file)]
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                command,
-                stdout=log if stdout is None else stdout,
-                stderr=log if stderr is None else stderr,
-            )
-
-    def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
-        """Ask it to stop; its exit status."""
-        assert self._process is not None
-        self._process.send_signal(how)
-        return self.wait()
-
-    def wait(self, timeout: float = 150.0) -> int:
-        assert self._process is not None
-        try:
-            status = self._process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"the driver did not end within {timeout} s\n{self.output}") from None
-        self._process = None
-        return status
-
-    def kill(self) -> None:
-        assert self._process is not None
-        self._process.kill()
-        self.wait()
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
-
-    def kill_jvm(self) -> None:
-        os.kill(self.jvm(), signal.SIGKILL)
-
-    def jvm(self) -> int:
-        """The process id of its JVM."""
-        assert self._process is not None
-        return self._jvm(self._process.pid)
-
-    def signal(self, which: signal.Signals) -> None:
-        assert self._process is not None
-        self._process.send_signal(which)
-
-    def wait_said(self, text: str, timeout: float = 60.0) -> None:
-        wait_until(lambda: text in self.output, timeout, what=f"{text!r} in the output", still_good=self.still_running)
-
-    def end(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-
-    def still_running(self) -> None:
-        """Raise with the output if the process has ended by itself."""
-        if self._process is not None and self._process.poll() is not None:
-            raise AssertionError(f"the driver ended with status {self._process.returncode}\n{self.output}")
+        self.warehouse = warehouse
+        self.still_running = still_running
 
     def wait_ready(self, tables: int, timeout: float = 200.0) -> None:
         wait_until(
@@ -138,6 +70,83 @@ class Driver:
         for table in tables:
             compare_table(self.database.connection, TableName("public", table), lake).assert_equal()
 
+
+class PipelineProcess(PipelineFromOutside):
+    """One pipeline of a test's database. Its output is in `output`, for the message of a failed assertion."""
+
+    def __init__(
+        self, database: Database, directory: Path, publication: str = "shop", extra: str = "", verbose: bool = True
+    ) -> None:
+        super().__init__(database, directory / "lake", self._check_running)
+        self._verbose = verbose
+        self._log = directory / "output.txt"
+        self.settings_file = write_settings(database, directory, id=PIPELINE_ID, publication=publication, extra=extra)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def output(self) -> str:
+        return self._log.read_text(errors="replace") if self._log.exists() else ""
+
+    def start(self, *, stdout: int | None = None, stderr: int | None = None) -> None:
+        """With descriptors of a test's own, what is said there is not in `output`."""
+        command = [*HEADWATER, "run", *(["-v"] if self._verbose else []), str(self.settings_file)]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdout=log if stdout is None else stdout,
+                stderr=log if stderr is None else stderr,
+            )
+
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
+        """Ask it to stop; its exit status."""
+        assert self._process is not None
+        self._process.send_signal(how)
+        return self.wait()
+
+    def wait(self, timeout: float = 150.0) -> int:
+        assert self._process is not None
+        try:
+            status = self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the process did not end within {timeout} s\n{self.output}") from None
+        self._process = None
+        return status
+
+    def kill(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self.wait()
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def kill_jvm(self) -> None:
+        os.kill(self.jvm(), signal.SIGKILL)
+
+    def jvm(self) -> int:
+        """The process id of its JVM."""
+        assert self._process is not None
+        return self._jvm(self._process.pid)
+
+    def signal(self, which: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(which)
+
+    def wait_said(self, text: str, timeout: float = 60.0) -> None:
+        wait_until(lambda: text in self.output, timeout, what=f"{text!r} in the output", still_good=self.still_running)
+
+    def end(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def _check_running(self) -> None:
+        """Raise with the output if the process has ended by itself."""
+        if self._process is not None and self._process.poll() is not None:
+            raise AssertionError(f"the process ended with status {self._process.returncode}\n{self.output}")
+
     @staticmethod
     def _jvm(parent: int) -> int:
         children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
@@ -150,8 +159,8 @@ class Driver:
 
 
 @contextmanager
-def driver(database: Database, directory: Path, **arguments: Any) -> Iterator[Driver]:
-    running = Driver(database, directory, **arguments)
+def pipeline_process(database: Database, directory: Path, **arguments: Any) -> Iterator[PipelineProcess]:
+    running = PipelineProcess(database, directory, **arguments)
     try:
         yield running
     finally:

@@ -1,4 +1,4 @@
-"""Something that happens right behind a read, before the reader goes on."""
+"""Runs something of a test's right after a call returns and before its caller goes on: a change between two reads."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 
 
 @contextmanager
-def behind(read: str, meanwhile: Callable[[], None]) -> Iterator[None]:
-    """`read` is a function or a method, as "module:name" or "module:Class.name"."""
-    module, _, path = read.partition(":")
+def run_after_call(called: str, action: Callable[[], None]) -> Iterator[None]:
+    """`called` is a function or a method, as "module:name" or "module:Class.name". Until the block ends."""
+    module, _, path = called.partition(":")
     *owners, name = path.split(".")
     owner: Any = import_module(module)
     for part in owners:
@@ -21,13 +21,13 @@ def behind(read: str, meanwhile: Callable[[], None]) -> Iterator[None]:
     original: Callable[..., Any] = getattr(owner, name)
     bound = isinstance(vars(owner).get(name), classmethod)
 
-    def reading(*arguments: Any, **named: Any) -> Any:
+    def calling(*arguments: Any, **named: Any) -> Any:
         found = original(*arguments[1:], **named) if bound else original(*arguments, **named)
-        meanwhile()
+        action()
         return found
 
     patch = pytest.MonkeyPatch()
-    patch.setattr(owner, name, classmethod(reading) if bound else reading)
+    patch.setattr(owner, name, classmethod(calling) if bound else calling)
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""The Iceberg destination by itself, with changes made by hand and other eyes on what it wrote."""
+"""The Iceberg destination without a pipeline: changes that a test makes, and what the lake has after them."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def delete(*row: Any, kind: int = OLD_KEY) -> Change:
     return Change(DELETE, None, row, kind)
 
 
-def run(schema: ReplicatedTableSchema, lsn: int, *changes: Change, first: int = 0) -> ChangeRun:
+def change_run(schema: ReplicatedTableSchema, lsn: int, *changes: Change, first: int = 0) -> ChangeRun:
     types, size = arrow_schema(schema), len(changes)
     none = (None,) * len(types)
     new = [tuple(None if v is UNCHANGED else v for v in (c.new or none)) for c in changes]
@@ -130,7 +130,7 @@ def finish(result: Result, call: Callable[[], None]) -> None:
 
 @dataclass
 class Lake:
-    """The destination under test, and other eyes on what it wrote."""
+    """The destination under test, and what Spark reads of its tables."""
 
     spark: SparkSession
     settings: IcebergSettings

@@ -1,4 +1,4 @@
-"""Somebody who writes to the source while a test does other things."""
+"""Changes of the source in a thread, while a test does other things."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ways a session is opened, so that what is promised of connections is asked of each."""
+"""The kinds of connections that Headwater opens: a test of what holds for every connection runs with each."""
 
 from __future__ import annotations
 
@@ -34,4 +34,4 @@ def by_psycopg(settings: ConnectSettings, query: str) -> Any:
         return None if row[0] is None else str(row[0])
 
 
-each_way = pytest.mark.parametrize("ask", [by_wire, by_replication, by_psycopg])
+each_connection_kind = pytest.mark.parametrize("ask", [by_wire, by_replication, by_psycopg])

@@ -1,4 +1,4 @@
-"""Pipes that are full and that nobody reads: what a log collector that hangs, or a pager, leaves a process with."""
+"""A pipe that is full and is not read: what a process writes to when its log collector or pager hangs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SMALLEST_PIPE_BYTES = 4096
 
 
 class BlockedPipe:
-    """`writer` is for a child. What it begins with is filler, which is not part of `read_on`'s answer."""
+    """`writer` is for a child. What it begins with is filler, which is not part of what is read."""
 
     def __init__(self, *, filled: bool = True) -> None:
         self._reader, self.writer = os.pipe()
@@ -48,8 +48,8 @@ class BlockedPipe:
             os.close(self._reader)
             self._reader = -1
 
-    def read_on(self) -> Reading:
-        """Begin to read, until the last writer has closed it."""
+    def start_reading(self) -> Reading:
+        """Reads in a thread, until the last writer has closed the pipe."""
         return Reading(self._reader, self._filler)
 
     def close(self) -> None:
@@ -73,7 +73,7 @@ class Reading:
     def text(self) -> str:
         return self._data[self._filler :].decode()
 
-    def all(self, seconds: float = 30.0) -> str:
+    def read_to_end(self, seconds: float = 30.0) -> str:
         self._thread.join(seconds)
         assert not self._thread.is_alive(), self.text
         return self.text

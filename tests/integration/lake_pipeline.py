@@ -19,12 +19,12 @@ from headwater.store.memory import MemoryStore
 from headwater.testing.compare import compare_table
 from headwater.testing.lake_rows import open_lake
 from tests.conftest import Database
-from tests.integration.mirror import Watched, config, started
+from tests.integration.running_pipeline import RunningPipeline, config, started
 
 EXTENSIONS = "spark.sql.extensions"
 
 
-class LakeRunning(Watched):
+class RunningIntoLake(RunningPipeline):
     """A pipeline into Iceberg tables, compared by an engine that did not write them."""
 
     def __init__(self, database: Database, pipeline: Pipeline, warehouse: Path, session: SparkSession) -> None:
@@ -56,7 +56,7 @@ def _name(table: TableName | str) -> TableName:
 
 
 @contextmanager
-def lake_running(
+def running_into_lake(
     database: Database,
     spark: SparkSession,
     directory: Path,
@@ -64,7 +64,7 @@ def lake_running(
     destination: type[IcebergDestination] = IcebergDestination,
     catalog_properties: Mapping[str, str] = MappingProxyType({}),
     **settings: Any,
-) -> Iterator[LakeRunning]:
+) -> Iterator[RunningIntoLake]:
     lake = IcebergSettings(str(directory / "lake"), catalog_properties=catalog_properties)
     lake.prepare()
     # A session has catalogs of its own, so every test may have its own lake under the same name.
@@ -75,4 +75,4 @@ def lake_running(
     store = store if store is not None else MemoryStore()
     pipeline = Pipeline(config(database, **settings), store, destination(session, store, lake), spark=session)
     with started(pipeline):
-        yield LakeRunning(database, pipeline, directory / "lake", session)
+        yield RunningIntoLake(database, pipeline, directory / "lake", session)
