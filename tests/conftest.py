@@ -110,7 +110,8 @@ def pg(database: Database) -> ConnectSettings:
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """One session for the whole test process, with a warehouse of its own: make a namespace a test."""
     # Imported only here: most tests need no Spark, and it takes a second.
-    from headwater.spark.session import SparkSettings, build_session
+    from headwater.config import SparkConfig
+    from headwater.spark.session import build_session
 
     lake = tmp_path_factory.mktemp("lake")
     catalog = {
@@ -122,6 +123,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         "spark.sql.catalog.lake.jdbc.schema-version": "V1",
         "spark.sql.catalog.lake.cache-enabled": "false",
     }
-    session = build_session(SparkSettings(master="local[2]"), catalog)
+    session = build_session(SparkConfig(master="local[2]"), catalog)
     yield session
     session.stop()

@@ -11,7 +11,6 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -20,6 +19,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import SparkSession
 
+from headwater.config import SparkConfig
 from headwater.errors import (
     ConnectError,
     ConnectionLost,
@@ -30,6 +30,7 @@ from headwater.errors import (
 )
 from headwater.limits import limit_reached
 from headwater.private_files import temporary_directory
+from headwater.secret import revealed
 from headwater.spark.causes import is_unreachable, java_causes, root_cause
 from headwater.spark.jars import check, jar_settings
 from headwater.spark.java import java_home
@@ -41,22 +42,7 @@ SCHEDULING_POOL = "spark.scheduler.pool"
 """A property of the thread whose jobs go into it."""
 
 
-@dataclass(frozen=True, slots=True)
-class SparkSettings:
-    """What a user may say about Spark. `config` holds plain Spark settings, which win over ours."""
-
-    master: str = "local[*]"
-    app_name: str = "headwater"
-    driver_memory: str = "2g"
-    config: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def is_local(self) -> bool:
-        """Whether driver and executors are one process, and so share a disk."""
-        return self.master.startswith("local")
-
-
-def build_session(settings: SparkSettings, catalog: Mapping[str, str]) -> SparkSession:
+def build_session(settings: SparkConfig, catalog: Mapping[str, str]) -> SparkSession:
     """Start Spark, or take the process's running one. `catalog` are the settings of the lake's catalog."""
     # launch_gateway looks nowhere else.
     os.environ["JAVA_HOME"] = str(java_home())
@@ -94,9 +80,9 @@ def _check_resolved_jars() -> None:
     check(path for path in paths if path.is_file())
 
 
-def session_config(settings: SparkSettings, catalog: Mapping[str, str]) -> dict[str, str]:
+def session_config(settings: SparkConfig, catalog: Mapping[str, str]) -> dict[str, str]:
     """Every setting of the session as plain keys; the caller's win over ours, but for what SQL text means."""
-    config = {"spark.master": settings.master, "spark.app.name": settings.app_name}
+    config = {"spark.master": settings.master, "spark.app.name": "headwater"}
     config |= {"spark.driver.memory": settings.driver_memory}
     config |= _DEFAULTS | jar_settings()
     if settings.is_local:
@@ -105,7 +91,7 @@ def session_config(settings: SparkSettings, catalog: Mapping[str, str]) -> dict[
         # Spark would make `spark-warehouse` in the working directory.
         config["spark.sql.warehouse.dir"] = str(temporary_directory("spark-warehouse"))
     # Last of all: no setting may have a name of the source mean another one.
-    return config | dict(catalog) | dict(settings.config) | SQL_TEXT
+    return config | dict(catalog) | revealed(settings.conf) | SQL_TEXT
 
 
 def at_launch(key: str) -> bool:

@@ -29,9 +29,10 @@ from headwater.wire.patience import Patience, Verdict, silent
 from headwater.wire.probe import what_became_of
 from headwater.wire.replication import ReplicationStream
 from headwater.wire.server_errors import to_error
-from headwater.wire.settings import ConnectSettings, TargetSessionAttrs, TlsMode
+from headwater.wire.settings import ConnectSettings, TargetSessionAttrs
 from headwater.wire.startup import PINNED, PINNED_SINCE, RESTRICTED, RESTRICTED_SINCE
 from headwater.wire.tls import alerted, check_files, naming_limits_of_files
+from headwater.wire.tls_config import TlsMode
 from headwater.wire.transport import Transport, not_ready, open_transport
 
 _log = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ class WireConnection:
     def _open_preferring_tls(
         cls, settings: ConnectSettings, replication: bool, options: Mapping[str, str]
     ) -> WireConnection:
-        if settings.tls.mode is TlsMode.PREFER and not settings.is_unix_socket:
+        if settings.tls.sslmode is TlsMode.PREFER and not settings.is_unix_socket:
             # Files that cannot be used are the user's to mend, and no reason to go on in plain.
             with naming_limits_of_files(settings):
                 check_files(settings.tls)
@@ -76,7 +77,7 @@ class WireConnection:
         except (TlsError, AuthenticationError) as error:
             # libpq's prefer: a server that has TLS but cannot use it with us, or admits this role only without, gets a
             # second try in plain. Under plain already, or with a wrong password, it would only fail the same way again.
-            if settings.tls.mode is not TlsMode.PREFER or settings.is_unix_socket:
+            if settings.tls.sslmode is not TlsMode.PREFER or settings.is_unix_socket:
                 raise
             if isinstance(error, AuthenticationError) and "pg_hba.conf" not in error.message:
                 raise
@@ -92,7 +93,7 @@ class WireConnection:
     ) -> WireConnection:
         transport = open_transport(settings, deadline)
         try:
-            if settings.tls.mode is not TlsMode.DISABLE and not settings.is_unix_socket:
+            if settings.tls.sslmode is not TlsMode.DISABLE and not settings.is_unix_socket:
                 with naming_limits_of_files(settings):
                     transport.start_tls(settings, deadline)
             connection = cls(settings, transport)

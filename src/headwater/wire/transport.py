@@ -22,7 +22,8 @@ from headwater.errors import ConnectError, ConnectionLost, ProtocolError, Retry
 from headwater.limits import limit_reached, no_more_files
 from headwater.wire import tls
 from headwater.wire.messages import SSL_REQUEST
-from headwater.wire.settings import ConnectSettings, KeepaliveSettings, TlsMode
+from headwater.wire.settings import ConnectSettings, TcpKeepaliveConfig
+from headwater.wire.tls_config import TlsMode
 
 # A walsender sends each change with a system call of its own; the kernel merges them only as far as this buffer goes.
 RECEIVE_BUFFER_BYTES = 8 << 20
@@ -150,7 +151,7 @@ class Transport:
         while self._receive_raw(memoryview(answer)) == 0:
             self.wait_until(deadline, settings)
         if answer == b"N":
-            if settings.tls.mode is not TlsMode.PREFER:
+            if settings.tls.sslmode is not TlsMode.PREFER:
                 raise tls.refused(settings)
             return
         if answer != b"S":
@@ -318,7 +319,7 @@ def _connect(sock: socket.socket, address: object, deadline: float) -> socket.so
     return sock
 
 
-def _set_keepalive(sock: socket.socket, keepalive: KeepaliveSettings) -> None:
+def _set_keepalive(sock: socket.socket, keepalive: TcpKeepaliveConfig) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     patience = keepalive.idle_seconds + keepalive.interval_seconds * keepalive.retries
     # Not every system has all of them. TCP_USER_TIMEOUT covers what keepalive does not: a peer that died with data of

@@ -24,6 +24,7 @@ from headwater.schema.table import (
     TableSchema,
 )
 from headwater.schema.types import BUILT_IN, other
+from headwater.secret import Secret
 from headwater.wire.chunks import Inbox
 from headwater.wire.columns import decode_column
 from headwater.wire.connection import WireConnection
@@ -32,7 +33,7 @@ from headwater.wire.letters import FIELD_BINARY, FIELD_TEXT
 from headwater.wire.pgoutput import Ownership, PgOutputDecoder
 from headwater.wire.relation import Relation
 from headwater.wire.replication import ReplicationStream
-from headwater.wire.settings import ConnectSettings, Secret
+from headwater.wire.settings import ConnectSettings
 from headwater.wire.transport import Transport
 
 EVERY_TYPE = (

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from headwater.schema.table import ColumnSchema, TableId, TableName
 from headwater.schema.types import BUILT_IN, Kind, PgType, other
+from headwater.secret import Secret
 from headwater.source.copy_origin import CopyOrigin
 from headwater.source.copy_plan import (
     MIN_RANGE_BYTES,
@@ -23,7 +24,7 @@ from headwater.source.copy_plan import (
     select_list,
     split_relation,
 )
-from headwater.wire.settings import ConnectSettings, Secret
+from headwater.wire.settings import ConnectSettings
 
 NAME = TableName("public", "orders")
 

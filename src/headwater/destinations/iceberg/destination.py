@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from pyspark.sql import SparkSession, functions
 
+from headwater.config import DestinationConfig
 from headwater.contracts.destination import Destination, RunContext
 from headwater.contracts.results import DropTableForCopyResult, WriteEventsResult, WriteTableRowsResult
 from headwater.contracts.stores import DestinationStore, DestinationTableMetadata, SchemaStatus, Watermark
@@ -30,12 +31,12 @@ from headwater.destinations.iceberg.schema import (
     table_properties,
 )
 from headwater.destinations.iceberg.sessions import LakeSession, SessionPool
-from headwater.destinations.iceberg.settings import IcebergSettings
 from headwater.destinations.iceberg.shared_storage import check_shared, is_one_process
 from headwater.destinations.iceberg.table import LakeTable
 from headwater.destinations.iceberg.troubles import Troubles
 from headwater.destinations.iceberg.types import lake_arrow_schema, lake_identifier, quote, spark_type
 from headwater.destinations.iceberg.unchanged_values import MissingValues, ReadOn
+from headwater.destinations.iceberg.warehouse import location, prepare_warehouse, spark_catalog, warehouse_path
 from headwater.destinations.iceberg.watermark import EPOCH, find_watermark, snapshot_properties
 from headwater.destinations.iceberg.writer import MergeWriter, TableWriter
 from headwater.errors import DestinationError, HeadwaterError
@@ -43,6 +44,7 @@ from headwater.events import EventBatch, TableRows
 from headwater.lsn import CommitLsn, EndLsn
 from headwater.private_files import temporary_directory
 from headwater.schema.table import ReplicatedTableSchema, TableId, TableName
+from headwater.secret import revealed
 from headwater.spark.frames import FrameSpool
 from headwater.spark.session import is_jvm_lost
 from headwater.spark.sql_text import NameSubstituted
@@ -56,15 +58,15 @@ COPY_ORDINAL = -1
 
 
 class IcebergDestination(Destination):
-    """`spark` must know the catalog: build its session with `settings.spark_catalog()`."""
+    """`spark` must know the catalog: build its session with `warehouse.spark_catalog`."""
 
-    def __init__(self, spark: SparkSession, store: DestinationStore, settings: IcebergSettings) -> None:
+    def __init__(self, spark: SparkSession, store: DestinationStore, settings: DestinationConfig) -> None:
         self._spark = spark
         self._store = store
         self._settings = settings
-        self._sessions = SessionPool(spark, settings.catalog, settings.spark_catalog())
+        self._sessions = SessionPool(spark, settings.catalog.name, spark_catalog(settings))
         # A copy holds its session for as long as it takes: with one pool, eight of them would leave none for changes.
-        self._copy_sessions = SessionPool(spark, settings.catalog, settings.spark_catalog())
+        self._copy_sessions = SessionPool(spark, settings.catalog.name, spark_catalog(settings))
         self._batches = ThreadPoolExecutor(thread_name_prefix="headwater-lake-batch")
         self._tables = ThreadPoolExecutor(settings.max_parallel_tables, thread_name_prefix="headwater-lake-table")
         self._count_lock = threading.Lock()
@@ -88,7 +90,7 @@ class IcebergDestination(Destination):
             return self._source_rows_read
 
     def start(self, context: RunContext) -> None:
-        self._settings.prepare()
+        prepare_warehouse(self._settings)
         if not is_one_process(str(self._spark.sparkContext.master)):
             self._check_shared()
         spool = FrameSpool(self._spool_location(context))
@@ -102,7 +104,7 @@ class IcebergDestination(Destination):
 
     def _check_shared(self) -> None:
         try:
-            check_shared(self._spark, self._settings.catalog, self._settings.location)
+            check_shared(self._spark, self._settings.catalog.name, location(self._settings))
         except Exception as error:
             raise translated(error) from error
 
@@ -164,7 +166,7 @@ class IcebergDestination(Destination):
         self, replicated_table_schema: ReplicatedTableSchema, table_rows: TableRows, result: WriteTableRowsResult
     ) -> None:
         try:
-            identifier = lake_identifier(self._settings.catalog, replicated_table_schema.name)
+            identifier = lake_identifier(self._settings.catalog.name, replicated_table_schema.name)
             with (
                 self._writers.writing(identifier, replicated_table_schema.id, replicated_table_schema.name),
                 self._copy_sessions.session(
@@ -301,7 +303,7 @@ class IcebergDestination(Destination):
         assert self._context is not None
         mine, source = Owner.of(self._context, schema.id), source_schema(schema).table_schema
         columns = lake_arrow_schema(schema)
-        identifier = lake_identifier(self._settings.catalog, schema.name)
+        identifier = lake_identifier(self._settings.catalog.name, schema.name)
         table = LakeTable.load(session.spark, identifier)
         if table is None:
             # One at a time: IF NOT EXISTS is a look and an insert, and two tables may share their namespace.
@@ -316,7 +318,9 @@ class IcebergDestination(Destination):
                 )
         check_for_copy(table, mine, self._store, name=schema.name, take_over=take_over)
         table.set_properties(
-            table_properties(self._settings.table_properties) | mine.properties(schema.name) | names_property(source)
+            table_properties(revealed(self._settings.table_properties))
+            | mine.properties(schema.name)
+            | names_property(source)
         )
         table.ensure_snapshot()
         evolve(session.spark, table, columns, {}, rows_are_replaced=True)
@@ -328,7 +332,7 @@ class IcebergDestination(Destination):
     def _end_epoch(self, session: LakeSession, schema: ReplicatedTableSchema) -> None:
         assert self._context is not None, "start() comes first"
         metadata = self._store.get_destination_table_metadata(schema.id)
-        identifier = lake_identifier(self._settings.catalog, schema.name)
+        identifier = lake_identifier(self._settings.catalog.name, schema.name)
         table = LakeTable.load(session.spark, metadata.destination_table_id if metadata is not None else identifier)
         owner = None if table is None else Owner.read(table)
         if table is None or owner is None or not owner.is_same(Owner.of(self._context, schema.id)):
@@ -348,12 +352,12 @@ class IcebergDestination(Destination):
         """
         source = f"{context.system_identifier} {context.database_oid}"
         name = f"spool-{context.pipeline_id}-{hashlib.sha256(source.encode()).hexdigest()[:12]}"
-        warehouse = self._settings.warehouse_path
+        warehouse = warehouse_path(self._settings)
         if warehouse is not None:
             return str(warehouse / ".headwater" / name)
         if not str(self._spark.sparkContext.master).startswith("local"):
-            return f"{self._settings.location}/.headwater/{name}"
-        which = hashlib.sha256(f"{self._settings.location} {name}".encode()).hexdigest()[:16]
+            return f"{location(self._settings)}/.headwater/{name}"
+        which = hashlib.sha256(f"{location(self._settings)} {name}".encode()).hexdigest()[:16]
         return str(temporary_directory(f"spool-{which}"))
 
 
