@@ -179,7 +179,7 @@ def test_a_server_without_tls_is_refused_where_tls_is_required(plain_server: Pos
 def test_a_client_certificate_is_enough_where_the_server_asks_for_one(
     server: PostgresServer, authority: trustme.CA, tmp_path: Path, ask: Ask, given: str
 ) -> None:
-    tls = replace(showing(authority, "by_cert", TlsMode.VERIFY_CA), root_certs=roots_of(authority))
+    tls = replace(showing(authority, "by_cert", TlsMode.VERIFY_CA), trusted_root_certs=roots_of(authority))
     assert tls.client_cert is not None
     assert tls.client_key is not None
     if given == "paths":
@@ -357,5 +357,5 @@ def test_settings_sent_to_an_executor_carry_texts_in_place_of_files(authority: t
         "reader",
         tls=TlsConfig(mode=tls.sslmode, trusted_root_certs=roots, client_cert=cert, client_key=Secret(key)),
     )
-    assert with_contents(given).tls == replace(tls, root_certs=roots_of(authority))
+    assert with_contents(given).tls == replace(tls, trusted_root_certs=roots_of(authority))
     assert "PRIVATE KEY" not in repr(with_contents(given))
