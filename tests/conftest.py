@@ -18,7 +18,7 @@ from headwater.wire.settings import ConnectSettings
 from tests.conformance import sentences_by_test
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -104,25 +104,3 @@ def database(pg_server: PostgresServer) -> Iterator[Database]:
 def pg(database: Database) -> ConnectSettings:
     """Only how to reach the fresh database, for tests that bring their own connections."""
     return database.settings
-
-
-@pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """One session for the whole test process, with a warehouse of its own: make a namespace a test."""
-    # Imported only here: most tests need no Spark, and it takes a second.
-    from headwater.config import SparkConfig
-    from headwater.spark.session import build_session
-
-    lake = tmp_path_factory.mktemp("lake")
-    catalog = {
-        "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
-        "spark.sql.catalog.lake": "org.apache.iceberg.spark.SparkCatalog",
-        "spark.sql.catalog.lake.type": "jdbc",
-        "spark.sql.catalog.lake.uri": f"jdbc:sqlite:file:{lake}/catalog.db",
-        "spark.sql.catalog.lake.warehouse": str(lake),
-        "spark.sql.catalog.lake.jdbc.schema-version": "V1",
-        "spark.sql.catalog.lake.cache-enabled": "false",
-    }
-    session = build_session(SparkConfig(master="local[2]"), catalog)
-    yield session
-    session.stop()

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numba import njit
 
+from headwater.changes import EPOCH_2000_SECONDS
 from headwater.errors import ConnectionLost, HeadwaterError, ProtocolError
 from headwater.lsn import ZERO, EndLsn
 from headwater.wire import messages
@@ -199,7 +200,7 @@ class ReplicationStream:
         if not (ask or self._server_asked or confirmed > self._reported or now >= self._due_at):
             return
         written = EndLsn(max(self._received, confirmed.value))
-        clock = int((time.time() - messages.EPOCH_2000_SECONDS) * 1_000_000)
+        clock = int((time.time() - EPOCH_2000_SECONDS) * 1_000_000)
         self._transport.send(messages.standby_status(written, confirmed, clock, ask_reply=ask))
         self._reported = confirmed
         self._server_asked = False

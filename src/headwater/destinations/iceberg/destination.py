@@ -34,10 +34,10 @@ from headwater.destinations.iceberg.sessions import LakeSession, SessionPool
 from headwater.destinations.iceberg.shared_storage import check_shared, is_one_process
 from headwater.destinations.iceberg.table import LakeTable
 from headwater.destinations.iceberg.troubles import Troubles
-from headwater.destinations.iceberg.types import lake_arrow_schema, lake_identifier, quote, spark_type
+from headwater.destinations.iceberg.types import lake_arrow_schema, lake_identifier, quote
 from headwater.destinations.iceberg.unchanged_values import MissingValues, ReadOn
 from headwater.destinations.iceberg.warehouse import location, prepare_warehouse, spark_catalog, warehouse_path
-from headwater.destinations.iceberg.watermark import EPOCH, find_watermark, snapshot_properties
+from headwater.destinations.iceberg.watermark import find_watermark, snapshot_properties
 from headwater.destinations.iceberg.writer import MergeWriter, TableWriter
 from headwater.errors import DestinationError, HeadwaterError
 from headwater.events import EventBatch, TableRows
@@ -48,11 +48,11 @@ from headwater.secret import revealed
 from headwater.spark.frames import FrameSpool
 from headwater.spark.session import is_jvm_lost
 from headwater.spark.sql_text import NameSubstituted
+from headwater.spark.types import spark_type
 from headwater.wire.spool import Spool
 
 _log = logging.getLogger(__name__)
 
-EPOCH_ENDED = "headwater.epoch-ended"
 COPY_ORDINAL = -1
 """A copy holds everything before its start position and no change at it."""
 
@@ -153,13 +153,7 @@ class IcebergDestination(Destination):
     def drop_table_for_copy(
         self, replicated_table_schema: ReplicatedTableSchema, result: DropTableForCopyResult
     ) -> None:
-        try:
-            purpose = f"end the old copy of {replicated_table_schema.name}"
-            with self._sessions.session(purpose, _names(replicated_table_schema)) as session:
-                self._end_epoch(session, replicated_table_schema)
-        except Exception as error:
-            result.failed(translated(error))
-            return
+        # The old rows stay until the commit of the new copy replaces them, and the copy brings an epoch of its own.
         result.done()
 
     def write_table_rows(
@@ -328,18 +322,6 @@ class IcebergDestination(Destination):
         table.set_comments({lake: f'column "{name}" of the source' for name, lake in lake_names(source).items()})
         table.refresh()
         return table
-
-    def _end_epoch(self, session: LakeSession, schema: ReplicatedTableSchema) -> None:
-        assert self._context is not None, "start() comes first"
-        metadata = self._store.get_destination_table_metadata(schema.id)
-        identifier = lake_identifier(self._settings.catalog.name, schema.name)
-        table = LakeTable.load(session.spark, metadata.destination_table_id if metadata is not None else identifier)
-        owner = None if table is None else Owner.read(table)
-        if table is None or owner is None or not owner.is_same(Owner.of(self._context, schema.id)):
-            return
-        epoch = next((summary[EPOCH] for _, summary in table.history() if EPOCH in summary), None)
-        if epoch is not None:
-            table.set_properties({EPOCH_ENDED: epoch})
 
     def _count_source_rows(self, count: int) -> None:
         with self._count_lock:
