@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 
 import pyarrow as pa
 
@@ -17,17 +16,13 @@ log = logging.getLogger(__name__)
 
 
 class SourceRows:
-    """Opens a session only when asked; the count is shown to the user."""
+    """Opens a session only when asked; the log says how many rows were read."""
 
     def __init__(self, settings: ConnectSettings) -> None:
         self._settings = settings
-        self._lock = threading.Lock()
-        self.reread = 0
 
     def read(self, schema: ReplicatedTableSchema, keys: pa.Table) -> SourceRead:
         with connect(self._settings, application_name="headwater_reread") as connection:
             read = read_rows(connection, schema, keys)
-        with self._lock:
-            self.reread += keys.num_rows
         log.info("read %d rows of %s from the source for unchanged values", keys.num_rows, schema.name)
         return read

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from headwater.changes import EPOCH_2000_SECONDS
 from headwater.contracts.results import PendingResult, WriteEventsResult
 from headwater.contracts.stores import APPLY
 from headwater.engine.apply.slot import ApplySlot
@@ -45,7 +46,6 @@ from headwater.source.publication import publication_facts
 from headwater.source.session import connect
 from headwater.source.slots import advance_slot, apply_slot_name
 from headwater.states import INIT, READY, Actor, Phase, TableState, catchup
-from headwater.wire.messages import EPOCH_2000_SECONDS
 
 log = logging.getLogger(__name__)
 
