@@ -18,7 +18,7 @@ from headwater.config import CatalogConfig, CatalogType
 from headwater.engine import retry
 from headwater.errors import DestinationError, DestinationUnavailable
 from headwater.secret import Secret
-from headwater.spark.session import translate
+from headwater.spark.errors import translate
 from tests.conftest import Database
 from tests.integration.lake import LakeRunning, lake_running
 

@@ -243,7 +243,7 @@ def test_a_large_transaction_that_gets_no_file_says_so(tmp_path: Path) -> None:
 
 def test_a_thread_that_gets_no_socket_to_the_jvm_waits_and_does_not_take_it_for_gone(spark: SparkSession) -> None:
     """Each thread has a socket of its own to it, opened with its first call."""
-    from headwater.spark.session import jvm_alive, translate
+    from headwater.spark.errors import jvm_alive, translate
 
     alive: list[bool] = []
     errors: list[HeadwaterError] = []

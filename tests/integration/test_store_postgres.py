@@ -15,9 +15,9 @@ from headwater.errors import HeadwaterError, StoreError, StoreUnavailable
 from headwater.lsn import EndLsn
 from headwater.schema.table import SnapshotId, TableId
 from headwater.secret import Secret
-from headwater.source.migrate import Migration, apply_migrations, read_migrations
 from headwater.source.session import connect
 from headwater.states import DATA_SYNC, INIT, READY, errored
+from headwater.store.migrate import Migration, apply_migrations, read_migrations
 from headwater.store.postgres import PostgresStore
 from headwater.testing.postgres import PostgresServer
 from headwater.testing.store_samples import table_metadata, table_schema

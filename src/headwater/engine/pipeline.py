@@ -57,7 +57,7 @@ from headwater.source.publication import published_tables
 from headwater.source.server import server_facts
 from headwater.source.session import connect
 from headwater.source.slot_errors import LineageLost
-from headwater.spark.session import jvm_alive
+from headwater.spark.errors import jvm_alive
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -30,10 +30,11 @@ from headwater.wire.probe import what_became_of
 from headwater.wire.replication import ReplicationStream
 from headwater.wire.server_errors import to_error
 from headwater.wire.settings import ConnectSettings, TargetSessionAttrs
+from headwater.wire.sockets import not_ready
 from headwater.wire.startup import PINNED, PINNED_SINCE, RESTRICTED, RESTRICTED_SINCE
 from headwater.wire.tls import alerted, check_files, naming_limits_of_files
 from headwater.wire.tls_config import TlsMode
-from headwater.wire.transport import Transport, not_ready, open_transport
+from headwater.wire.transport import Transport, open_transport
 
 _log = logging.getLogger(__name__)
 

@@ -20,7 +20,8 @@ from headwater.errors import (
     StoreError,
     ValueOutOfRange,
 )
-from headwater.spark.session import at_launch, session_config, translate
+from headwater.spark.errors import translate
+from headwater.spark.session import at_launch, session_config
 from headwater.spark.task_errors import TaskFailed, marked, telling
 
 

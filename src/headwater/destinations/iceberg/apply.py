@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from headwater.contracts.destination import RunContext
-from headwater.contracts.stores import DestinationStore, DestinationTableMetadata, SchemaStatus, Watermark
+from headwater.contracts.metadata import DestinationTableMetadata, SchemaStatus, Watermark
+from headwater.contracts.stores import DestinationStore
 from headwater.destinations.iceberg.look import table_is_gone
 from headwater.destinations.iceberg.names import renamed_schema, step_in_lake_names
 from headwater.destinations.iceberg.net import NetChanges
@@ -39,8 +40,8 @@ from headwater.destinations.iceberg.writer import TableWriter
 from headwater.errors import DestinationError, DestinationUnavailable, HeadwaterError, LakeCommitUnknown
 from headwater.events import ChangeRun, EventBatch, Step, TruncateStep
 from headwater.schema.table import TableId
+from headwater.spark.errors import is_jvm_lost
 from headwater.spark.frames import FrameSpool
-from headwater.spark.session import is_jvm_lost
 from headwater.wire.spool import Spool
 
 _ATTEMPTS = 3

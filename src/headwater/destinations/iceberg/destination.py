@@ -16,8 +16,9 @@ from pyspark.sql import SparkSession, functions
 
 from headwater.config import DestinationConfig
 from headwater.contracts.destination import Destination, RunContext
+from headwater.contracts.metadata import DestinationTableMetadata, SchemaStatus, Watermark
 from headwater.contracts.results import DropTableForCopyResult, WriteEventsResult, WriteTableRowsResult
-from headwater.contracts.stores import DestinationStore, DestinationTableMetadata, SchemaStatus, Watermark
+from headwater.contracts.stores import DestinationStore
 from headwater.destinations.iceberg.apply import Applied, KnownWatermarks, TableApply
 from headwater.destinations.iceberg.look import LakeLook, look_at
 from headwater.destinations.iceberg.names import in_lake_names, lake_names, names_property, source_schema
@@ -45,8 +46,8 @@ from headwater.lsn import CommitLsn, EndLsn
 from headwater.private_files import temporary_directory
 from headwater.schema.table import ReplicatedTableSchema, TableId, TableName
 from headwater.secret import revealed
+from headwater.spark.errors import is_jvm_lost
 from headwater.spark.frames import FrameSpool
-from headwater.spark.session import is_jvm_lost
 from headwater.spark.sql_text import NameSubstituted
 from headwater.spark.types import spark_type
 from headwater.wire.spool import Spool

@@ -29,7 +29,7 @@ from headwater.source.leaves import check_unique, identity_of_leaves
 from headwater.source.publication import PublishedTable, published_tables
 from headwater.source.session import Connection, impatient
 from headwater.source.table_lock import TableLock, taken_tables, waits_for_each_other
-from headwater.spark.session import translate
+from headwater.spark.errors import translate
 from headwater.spark.small_tables import NO_ROWS, HeldRows, Outcome, read_in_one_job
 from headwater.states import FINISHED_COPY
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from headwater.config import CatalogConfig, CatalogType, DestinationConfig
-from headwater.contracts.stores import Watermark
+from headwater.contracts.metadata import Watermark
 from headwater.destinations.iceberg.pruning import MAX_LISTED_KEYS, key_predicate
 from headwater.destinations.iceberg.types import quote, quote_string
 from headwater.destinations.iceberg.warehouse import spark_catalog, warehouse_path
