@@ -12,50 +12,37 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from pyspark.sql import SparkSession, functions
+from pyspark.sql import SparkSession
 
 from headwater.config import DestinationConfig
 from headwater.contracts.destination import Destination, RunContext
-from headwater.contracts.metadata import DestinationTableMetadata, SchemaStatus, Watermark
+from headwater.contracts.metadata import DestinationTableMetadata
 from headwater.contracts.results import DropTableForCopyResult, WriteEventsResult, WriteTableRowsResult
 from headwater.contracts.stores import DestinationStore
 from headwater.destinations.iceberg.apply import Applied, KnownWatermarks, TableApply
+from headwater.destinations.iceberg.copy import TableCopies
 from headwater.destinations.iceberg.look import LakeLook, look_at
-from headwater.destinations.iceberg.names import in_lake_names, lake_names, names_property, source_schema
-from headwater.destinations.iceberg.owner import Owner, Writers, check_for_copy
+from headwater.destinations.iceberg.owner import Owner, Writers
 from headwater.destinations.iceberg.said import translated
-from headwater.destinations.iceberg.schema import (
-    COLUMN_IDS,
-    column_ids_property,
-    create_table,
-    evolve,
-    table_properties,
-)
-from headwater.destinations.iceberg.sessions import LakeSession, SessionPool
+from headwater.destinations.iceberg.sessions import SessionPool
 from headwater.destinations.iceberg.shared_storage import check_shared, is_one_process
 from headwater.destinations.iceberg.table import LakeTable
 from headwater.destinations.iceberg.troubles import Troubles
-from headwater.destinations.iceberg.types import lake_arrow_schema, lake_identifier, quote
+from headwater.destinations.iceberg.types import lake_identifier
 from headwater.destinations.iceberg.unchanged_values import MissingValues, ReadOn
 from headwater.destinations.iceberg.warehouse import location, prepare_warehouse, spark_catalog, warehouse_path
-from headwater.destinations.iceberg.watermark import find_watermark, snapshot_properties
-from headwater.destinations.iceberg.writer import MergeWriter, TableWriter
-from headwater.errors import DestinationError, HeadwaterError
+from headwater.destinations.iceberg.writer import MergeWriter
+from headwater.errors import HeadwaterError
 from headwater.events import EventBatch, TableRows
-from headwater.lsn import CommitLsn, EndLsn
+from headwater.lsn import EndLsn
 from headwater.private_files import temporary_directory
 from headwater.schema.table import ReplicatedTableSchema, TableId, TableName
-from headwater.secret import revealed
 from headwater.spark.errors import is_jvm_lost
 from headwater.spark.frames import FrameSpool
 from headwater.spark.sql_text import NameSubstituted
-from headwater.spark.types import spark_type
 from headwater.wire.spool import Spool
 
 _log = logging.getLogger(__name__)
-
-COPY_ORDINAL = -1
-"""A copy holds everything before its start position and no change at it."""
 
 
 class IcebergDestination(Destination):
@@ -71,14 +58,13 @@ class IcebergDestination(Destination):
         self._batches = ThreadPoolExecutor(thread_name_prefix="headwater-lake-batch")
         self._tables = ThreadPoolExecutor(settings.max_parallel_tables, thread_name_prefix="headwater-lake-table")
         self._count_lock = threading.Lock()
-        self._create_lock = threading.Lock()
         self._writers = Writers()
         self._troubles = Troubles(self._lake_works)
         self._looks: dict[TableId, LakeLook] = {}
         self._source_rows_read = 0
         self._context: RunContext | None = None
-        self._writer: TableWriter | None = None
         self._apply: TableApply | None = None
+        self._copies: TableCopies | None = None
 
     @classmethod
     def name(cls) -> str:
@@ -97,11 +83,10 @@ class IcebergDestination(Destination):
         spool = FrameSpool(self._spool_location(context))
         spool.sweep()
         self._context = context
-        self._writer = MergeWriter(spool)
+        writer = MergeWriter(spool)
+        self._copies = TableCopies(self._store, context, self._settings, writer)
         missing = MissingValues(spool, context.read_source_rows, self._count_source_rows)
-        self._apply = TableApply(
-            self._store, context, self._writer, spool, missing, KnownWatermarks(), Spool(spool.disk())
-        )
+        self._apply = TableApply(self._store, context, writer, spool, missing, KnownWatermarks(), Spool(spool.disk()))
 
     def _check_shared(self) -> None:
         try:
@@ -160,6 +145,7 @@ class IcebergDestination(Destination):
     def write_table_rows(
         self, replicated_table_schema: ReplicatedTableSchema, table_rows: TableRows, result: WriteTableRowsResult
     ) -> None:
+        assert self._copies is not None, "start() comes first"
         try:
             identifier = lake_identifier(self._settings.catalog.name, replicated_table_schema.name)
             with (
@@ -168,7 +154,7 @@ class IcebergDestination(Destination):
                     f"copy {replicated_table_schema.name}", _names(replicated_table_schema)
                 ) as session,
             ):
-                metadata = self._copy(session, replicated_table_schema, table_rows)
+                metadata = self._copies.write(session, replicated_table_schema, table_rows)
             self._store.store_destination_table_metadata(replicated_table_schema.id, metadata)
         except Exception as error:
             result.failed(translated(error))
@@ -253,76 +239,6 @@ class IcebergDestination(Destination):
             self._sessions.session(f"apply changes to {name}", names) as session,
         ):
             return self._apply.apply(session, table_id, events)
-
-    def _copy(self, session: LakeSession, schema: ReplicatedTableSchema, rows: TableRows) -> DestinationTableMetadata:
-        """One lake commit that replaces whatever the table holds; readers see the old rows until then."""
-        assert self._context is not None, "start() comes first"
-        assert self._writer is not None
-        named = in_lake_names(schema)
-        columns = lake_arrow_schema(named)
-        table = self._table_for_copy(session, named, rows.take_over)
-        mark = Watermark(
-            self._context.pipeline_id,
-            self._context.system_identifier,
-            rows.epoch,
-            CommitLsn(rows.start_lsn.value),
-            COPY_ORDINAL,
-            self._context.database_oid,
-            schema.id,
-            self._context.timeline() or 0,
-            self._context.run_token,
-        )
-        frame = rows.dataframe.select(
-            *(
-                functions.col(quote(column.name)).cast(spark_type(field.type)).alias(field.name)
-                for column, field in zip(schema.columns, columns, strict=True)
-            )
-        )
-        try:
-            properties = snapshot_properties(mark, opens_epoch=True)
-            start = table.snapshot_id
-            assert start is not None, "it was made with one"
-            self._writer.replace(session, table, start, frame, properties)
-        except Exception as error:
-            if is_jvm_lost(error):
-                raise
-            session.end_attempt()
-            table.refresh()
-            if find_watermark(table.history()) != mark:
-                raise
-        return DestinationTableMetadata(
-            table.identifier, schema.table_schema.snapshot_id, schema.replication_mask, SchemaStatus.APPLIED, mark
-        )
-
-    def _table_for_copy(self, session: LakeSession, schema: ReplicatedTableSchema, take_over: bool) -> LakeTable:
-        assert self._context is not None
-        mine, source = Owner.of(self._context, schema.id), source_schema(schema).table_schema
-        columns = lake_arrow_schema(schema)
-        identifier = lake_identifier(self._settings.catalog.name, schema.name)
-        table = LakeTable.load(session.spark, identifier)
-        if table is None:
-            # One at a time: IF NOT EXISTS is a look and an insert, and two tables may share their namespace.
-            with self._create_lock:
-                create_table(session.spark, self._settings, mine, schema.name, identifier, columns)
-            table = LakeTable.load(session.spark, identifier)
-            if table is None:
-                raise DestinationError(
-                    f"lake table {schema.name} is not there right after it was made",
-                    detail=f"the catalog does not list {identifier}",
-                    hint="Check that nobody drops tables in this catalog; the copy is tried again.",
-                )
-        check_for_copy(table, mine, self._store, name=schema.name, take_over=take_over)
-        table.set_properties(
-            table_properties(revealed(self._settings.table_properties))
-            | mine.properties(schema.name)
-            | names_property(source)
-        )
-        table.ensure_snapshot()
-        evolve(session.spark, table, columns, {}, rows_are_replaced=True)
-        table.set_properties({COLUMN_IDS: column_ids_property(table)})
-        table.set_comments({lake: f'column "{name}" of the source' for name, lake in lake_names(source).items()})
-        table.refresh()
-        return table
 
     def _count_source_rows(self, count: int) -> None:
         with self._count_lock:
