@@ -18,7 +18,7 @@ from headwater.contracts.results import (
     PendingResult,
     WriteEventsResult,
 )
-from headwater.destinations.iceberg.outcome import Outcome, outcome_of
+from headwater.destinations.iceberg.outcome import CommitOutcome, outcome_of
 from headwater.destinations.iceberg.table import LakeTable
 from headwater.destinations.iceberg.types import quote
 from headwater.destinations.iceberg.warehouse import location
@@ -346,7 +346,7 @@ def test_a_late_merge_of_another_session_fails_validation(lake: Lake, tmp_path: 
     lake.write(run(schema, 200, update(1, "in time")))
     go.touch()
     thread.join()
-    assert [outcome_of(error) for error in errors] == [Outcome.FAILED], errors
+    assert [outcome_of(error) for error in errors] == [CommitOutcome.FAILED], errors
     assert lake.rows(schema) == [(1, "in time"), (2, "b")]
 
 

@@ -42,7 +42,7 @@ from headwater.events import EventBatch
 from headwater.limits import naming_limits
 from headwater.lsn import ZERO, EndLsn
 from headwater.schema.table import TableId
-from headwater.source.publication import publication_facts
+from headwater.source.publication import publication_options
 from headwater.source.session import connect
 from headwater.source.slots import advance_slot, apply_slot_name
 from headwater.states import INIT, READY, Actor, Phase, TableState, catchup
@@ -189,7 +189,7 @@ class ApplyWorker:
         run = self._run_
         try:
             with connect(run.settings) as admin:
-                publication_facts(admin, run.config.publication_name)
+                publication_options(admin, run.config.publication_name)
                 log.warning(
                     "every table is copied again: changes were made while publication %s did not exist (%s)",
                     run.config.publication_name,
