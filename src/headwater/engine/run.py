@@ -19,7 +19,7 @@ from headwater.observability.progress import Progress
 from headwater.schema.table import ReplicatedTableSchema, SnapshotId, TableId
 from headwater.source.server import ServerFacts
 from headwater.wire.pgoutput import PgOutputDecoder
-from headwater.wire.relation import Relation
+from headwater.wire.relation import RelationMessage
 from headwater.wire.settings import ConnectSettings
 from headwater.wire.spool import MemoryBudget, Spool
 
@@ -82,7 +82,7 @@ class Run:
         silence = max(timeout, self.settings.answer_timeout_seconds)
         return StreamOptions(self.config.publication_name, binary, interval, silence)
 
-    def stored_schema(self, table_id: TableId, relation: Relation | None = None) -> ReplicatedTableSchema | None:
+    def stored_schema(self, table_id: TableId, relation: RelationMessage | None = None) -> ReplicatedTableSchema | None:
         """The schema a table was copied with, and the columns of it that were copied.
 
         Without metadata of the destination, those that the fingerprint of the copy has: the stream may send fewer by now.

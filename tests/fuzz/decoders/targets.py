@@ -31,7 +31,7 @@ from headwater.wire.connection import WireConnection
 from headwater.wire.copy_binary import CopyDecoder
 from headwater.wire.letters import FIELD_BINARY, FIELD_TEXT
 from headwater.wire.pgoutput import Ownership, PgOutputDecoder
-from headwater.wire.relation import Relation
+from headwater.wire.relation import RelationMessage
 from headwater.wire.replication import ReplicationStream
 from headwater.wire.settings import ConnectSettings
 from headwater.wire.transport import Transport
@@ -78,7 +78,7 @@ def _chunks(data: bytes, dice: random.Random | None) -> list[np.ndarray[Any, np.
         return found
 
 
-def _own(relation: Relation, commit_lsn: CommitLsn) -> Ownership | None:
+def _own(relation: RelationMessage, commit_lsn: CommitLsn) -> Ownership | None:
     """What the catalog would say if it said the same as the stream, as the engine requires."""
     names = [column.name for column in relation.columns]
     if len(set(names)) != len(names) or relation.replica_identity not in "dnfi" or not relation.replica_identity:

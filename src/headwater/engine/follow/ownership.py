@@ -16,7 +16,7 @@ from headwater.schema.table import ReplicatedTableSchema, TableId
 from headwater.source.publication import OWN_NAMESPACE
 from headwater.states import Phase
 from headwater.wire.pgoutput import MISMATCH, Mismatch, Ownership
-from headwater.wire.relation import Relation
+from headwater.wire.relation import RelationMessage
 
 
 class TextNeeded(Exception):
@@ -37,7 +37,7 @@ class ApplyOwnership:
         self._run = run
         self.binary = True
 
-    def assign(self, relation: Relation, commit_lsn: CommitLsn) -> Ownership | Literal[Mismatch.MISMATCH] | None:
+    def assign(self, relation: RelationMessage, commit_lsn: CommitLsn) -> Ownership | Literal[Mismatch.MISMATCH] | None:
         if relation.name.namespace == OWN_NAMESPACE:
             return None
         from_lsn = self._from(relation.id)
@@ -80,7 +80,7 @@ class SyncOwnership:
         """No other tables' changes from here on."""
         self._schemas = {id: schema for id, schema in self._schemas.items() if id in tables}
 
-    def assign(self, relation: Relation, commit_lsn: CommitLsn) -> Ownership | Literal[Mismatch.MISMATCH] | None:
+    def assign(self, relation: RelationMessage, commit_lsn: CommitLsn) -> Ownership | Literal[Mismatch.MISMATCH] | None:
         schema = self._schemas.get(relation.id)
         if schema is None:
             return None
