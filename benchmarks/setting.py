@@ -12,13 +12,13 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from headwater.config import BatchConfig, PgConnectionConfig, PipelineConfig
+from headwater.config import BatchConfig, DestinationConfig, PgConnectionConfig, PipelineConfig, SparkConfig
 from headwater.destinations.iceberg.destination import IcebergDestination
-from headwater.destinations.iceberg.settings import IcebergSettings
+from headwater.destinations.iceberg.warehouse import spark_catalog
 from headwater.engine.pipeline import Pipeline
 from headwater.observability.progress import Progress
 from headwater.spark.jars import Coordinate, fetch, jar_settings
-from headwater.spark.session import SparkSettings, build_session
+from headwater.spark.session import build_session
 from headwater.store.postgres import PostgresStore
 from headwater.testing.postgres import PostgresServer
 
@@ -106,8 +106,8 @@ def wait_confirmed(pipeline: Pipeline, position: int) -> None:
             pipeline.wait()
 
 
-def lake_settings(warehouse: Path) -> IcebergSettings:
-    return IcebergSettings(warehouse=str(warehouse))
+def lake_settings(warehouse: Path) -> DestinationConfig:
+    return DestinationConfig(warehouse=str(warehouse))
 
 
 @contextmanager
@@ -117,10 +117,10 @@ def setting() -> Iterator[Setting]:
         warehouse = directory / "lake"
         warehouse.mkdir()
         jdbc = ",".join(str(path) for path in fetch((POSTGRES_JDBC,)).glob("*.jar"))
-        settings = SparkSettings(
-            config={"spark.jars": f"{jar_settings()['spark.jars']},{jdbc}"}, driver_memory=f"{HEAP_BYTES >> 30}g"
+        settings = SparkConfig(
+            conf={"spark.jars": f"{jar_settings()['spark.jars']},{jdbc}"}, driver_memory=f"{HEAP_BYTES >> 30}g"
         )
-        spark = build_session(settings, lake_settings(warehouse).spark_catalog())
+        spark = build_session(settings, spark_catalog(lake_settings(warehouse)))
         # As a production server would: a WAL of several GB between checkpoints, and nothing switched off that costs reading.
         with PostgresServer.start(settings={"max_wal_size": "8GB", "shared_buffers": "512MB"}) as server:
             yield Setting(server, spark, warehouse)

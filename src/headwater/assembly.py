@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from pyspark.sql import SparkSession
 
-from headwater.config import CatalogType, DestinationConfig, Settings
+from headwater.config import Settings
 from headwater.destinations.iceberg.destination import IcebergDestination
-from headwater.destinations.iceberg.settings import IcebergSettings
+from headwater.destinations.iceberg.warehouse import spark_catalog
 from headwater.engine.pipeline import Pipeline
 from headwater.observability.progress import Progress
-from headwater.spark.session import SparkSettings, build_session
+from headwater.spark.session import build_session
 from headwater.store.from_settings import build_store
 
 
@@ -21,29 +21,10 @@ def build(settings: Settings, *, spark: SparkSession | None = None, progress: Pr
     settings.validate()
     session = spark if spark is not None else build_spark(settings)
     store = build_store(settings)
-    destination = IcebergDestination(session, store, iceberg_settings(settings.destination))
+    destination = IcebergDestination(session, store, settings.destination)
     return Pipeline(settings.pipeline, store, destination, spark=session, progress=progress)
 
 
 def build_spark(settings: Settings) -> SparkSession:
     """The Spark session that the settings describe, with the lake's catalog in it."""
-    config = {name: value.reveal() for name, value in settings.spark.conf.items()}
-    spark = SparkSettings(master=settings.spark.master, driver_memory=settings.spark.driver_memory, config=config)
-    return build_session(spark, iceberg_settings(settings.destination).spark_catalog())
-
-
-def iceberg_settings(destination: DestinationConfig) -> IcebergSettings:
-    catalog = destination.catalog
-    properties = {}
-    # The embedded catalog is what the destination makes when nothing is said about one.
-    if catalog.type is not CatalogType.SQLITE:
-        properties = {"type": catalog.type.value} | ({"uri": catalog.uri} if catalog.uri is not None else {})
-        properties |= {name: value.reveal() for name, value in catalog.properties.items()}
-    return IcebergSettings(
-        warehouse=destination.warehouse,
-        catalog=catalog.name,
-        catalog_properties=properties,
-        format_version=destination.format_version,
-        table_properties={name: value.reveal() for name, value in destination.table_properties.items()},
-        max_parallel_tables=destination.max_parallel_tables,
-    )
+    return build_session(settings.spark, spark_catalog(settings.destination))

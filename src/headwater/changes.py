@@ -17,6 +17,8 @@ import pyarrow as pa
 from headwater.lsn import CommitLsn
 from headwater.schema.table import ReplicatedTableSchema, TableId
 
+EPOCH_2000_SECONDS = 946_684_800
+"""Postgres counts days and microseconds from 2000-01-01, Unix from 1970-01-01."""
 # As the bytes of the protocol have them.
 INSERT, UPDATE, DELETE = ord("I"), ord("U"), ord("D")
 NO_OLD, OLD_KEY, OLD_FULL = 0, ord("K"), ord("O")

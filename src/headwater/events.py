@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from headwater.changes import (
     DELETE,
+    EPOCH_2000_SECONDS,
     INSERT,
     NO_OLD,
     OLD_FULL,
@@ -65,7 +66,7 @@ __all__ = [
     "Update",
 ]
 
-_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
+_EPOCH = datetime.fromtimestamp(EPOCH_2000_SECONDS, UTC)
 
 
 class Unchanged(Enum):

@@ -7,9 +7,9 @@ import time
 started = time.perf_counter()
 
 from headwater.destinations.iceberg import parts  # noqa: E402 - the import is what compiles
-from headwater.wire import chunks, kernels, numeric_kernels, replication, value_kernels  # noqa: E402
+from headwater.wire import chunks, copy_kernels, kernels, numeric_kernels, replication, value_kernels  # noqa: E402
 
-MODULES = (chunks, kernels, numeric_kernels, parts, replication, value_kernels)
+MODULES = (chunks, copy_kernels, kernels, numeric_kernels, parts, replication, value_kernels)
 
 if __name__ == "__main__":
     print(f"kernels ready: {len(MODULES)} modules in {time.perf_counter() - started:.1f} s")

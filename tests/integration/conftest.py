@@ -7,30 +7,31 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
-from headwater.destinations.iceberg.settings import IcebergSettings
+from headwater.config import DestinationConfig, SparkConfig
+from headwater.destinations.iceberg.warehouse import prepare_warehouse, spark_catalog
 from headwater.engine import pipeline
-from headwater.spark.session import SparkSettings, build_session
+from headwater.spark.session import build_session
 from tests.conftest import Database
 from tests.integration.blocking_destination import ObservedApplyWorker, create_tables
 from tests.integration.lake_destination import Lake
 
 
 @pytest.fixture(scope="session")
-def lake_settings(tmp_path_factory: pytest.TempPathFactory) -> IcebergSettings:
-    settings = IcebergSettings(str(tmp_path_factory.mktemp("lake")))
-    settings.prepare()
+def lake_settings(tmp_path_factory: pytest.TempPathFactory) -> DestinationConfig:
+    settings = DestinationConfig(warehouse=str(tmp_path_factory.mktemp("lake")))
+    prepare_warehouse(settings)
     return settings
 
 
 @pytest.fixture(scope="session")
-def spark(lake_settings: IcebergSettings) -> Iterator[SparkSession]:
-    session = build_session(SparkSettings(master="local[2]", driver_memory="1g"), lake_settings.spark_catalog())
+def spark(lake_settings: DestinationConfig) -> Iterator[SparkSession]:
+    session = build_session(SparkConfig(master="local[2]", driver_memory="1g"), spark_catalog(lake_settings))
     yield session
     session.stop()
 
 
 @pytest.fixture
-def lake(spark: SparkSession, lake_settings: IcebergSettings) -> Iterator[Lake]:
+def lake(spark: SparkSession, lake_settings: DestinationConfig) -> Iterator[Lake]:
     made = Lake(spark, lake_settings)
     yield made
     made.destination.shutdown()

@@ -15,10 +15,11 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
 
+from headwater.config import SparkConfig
 from headwater.source.exported_snapshot import exported_snapshot
 from headwater.spark.copy_source import copy_dataframe, register_copy_source
 from headwater.spark.map_in_arrow import map_in_arrow
-from headwater.spark.session import SparkSettings, build_session
+from headwater.spark.session import build_session
 from headwater.wire.settings import ConnectSettings
 
 PAGES = ("jobs/", "stages/", "stages/stage/?id=0&attempt=0", "environment/", "executors/", "SQL/")
@@ -64,7 +65,7 @@ def main(directory: Path) -> None:
         "spark.eventLog.compress": "false",
     }
     # Log lines of the driver and its tasks go to our stderr, which the test reads.
-    spark = build_session(SparkSettings(master="local[2,2]", config={**config, "spark.log.level": "INFO"}), {})
+    spark = build_session(SparkConfig(master="local[2,2]", conf={**config, "spark.log.level": "INFO"}), {})
     try:
         with exported_snapshot(settings, "shop", target_range_bytes=64 << 10, parallelism=2) as snapshot:
             planned = snapshot.tables["public.t"]

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
+from headwater.config import DestinationConfig
 from headwater.contracts.destination import RunContext
 from headwater.contracts.results import (
     PendingResult,
@@ -19,7 +20,6 @@ from headwater.contracts.results import (
     WriteTableRowsResult,
 )
 from headwater.destinations.iceberg.destination import IcebergDestination
-from headwater.destinations.iceberg.settings import IcebergSettings
 from headwater.destinations.iceberg.types import lake_arrow_schema, lake_identifier, spark_schema, to_lake
 from headwater.events import (
     DELETE,
@@ -133,7 +133,7 @@ class Lake:
     """The destination under test, and what Spark reads of its tables."""
 
     spark: SparkSession
-    settings: IcebergSettings
+    settings: DestinationConfig
     store: MemoryStore = field(default_factory=MemoryStore)
     source: dict[Any, tuple[Any, ...]] = field(default_factory=dict)
     timeline: int = 1
@@ -181,7 +181,7 @@ class Lake:
         finish(result, lambda: self.destination.write_events(EventBatch(tables, ONE_TRANSACTION, EndLsn(1)), result))
 
     def identifier(self, schema: ReplicatedTableSchema) -> str:
-        return lake_identifier(self.settings.catalog, schema.name)
+        return lake_identifier(self.settings.catalog.name, schema.name)
 
     def rows(self, schema: ReplicatedTableSchema) -> list[tuple[Any, ...]]:
         return sorted((tuple(row) for row in self.spark.table(self.identifier(schema)).collect()), key=repr)

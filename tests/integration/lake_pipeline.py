@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from pyspark.sql import SparkSession
 
+from headwater.config import CatalogConfig, DestinationConfig
 from headwater.contracts.stores import PipelineStore
 from headwater.destinations.iceberg.destination import IcebergDestination
-from headwater.destinations.iceberg.settings import IcebergSettings
+from headwater.destinations.iceberg.warehouse import prepare_warehouse, spark_catalog
 from headwater.engine.pipeline import Pipeline
 from headwater.schema.table import TableName
 from headwater.store.memory import MemoryStore
@@ -62,14 +62,14 @@ def running_into_lake(
     directory: Path,
     store: PipelineStore | None = None,
     destination: type[IcebergDestination] = IcebergDestination,
-    catalog_properties: Mapping[str, str] = MappingProxyType({}),
+    catalog: CatalogConfig | None = None,
     **settings: Any,
 ) -> Iterator[RunningIntoLake]:
-    lake = IcebergSettings(str(directory / "lake"), catalog_properties=catalog_properties)
-    lake.prepare()
+    lake = DestinationConfig(warehouse=str(directory / "lake"), catalog=catalog or CatalogConfig())
+    prepare_warehouse(lake)
     # A session has catalogs of its own, so every test may have its own lake under the same name.
     session = spark.newSession()
-    for key, value in lake.spark_catalog().items():
+    for key, value in spark_catalog(lake).items():
         if key != EXTENSIONS:
             session.conf.set(key, value)
     store = store if store is not None else MemoryStore()

@@ -11,13 +11,15 @@ import pytest
 import trustme
 
 from headwater.errors import AuthenticationError, ConnectError, ConnectionLost, HeadwaterError, Retry, TlsError
+from headwater.secret import Secret
 from headwater.source.lock import PipelineLock
 from headwater.source.session import connect
 from headwater.store.connection import StoreConnection
 from headwater.testing.postgres import DEFAULT_HBA, PostgresServer, ServerTls
 from headwater.testing.standby import promote, standby_of
 from headwater.wire.connection import WireConnection
-from headwater.wire.settings import ConnectSettings, Secret, TargetSessionAttrs, TlsMode, TlsSettings
+from headwater.wire.settings import ConnectSettings, TargetSessionAttrs
+from headwater.wire.tls_config import TlsConfig, TlsMode
 from tests.integration.connection_kinds import Ask, by_psycopg, by_replication, by_wire, each_connection_kind
 
 WHERE = "select current_setting('port')"
@@ -78,7 +80,7 @@ def ipv6_server(authority: trustme.CA) -> Iterator[PostgresServer]:
 def test_a_server_is_reached_by_ipv6_and_its_certificate_is_for_the_address(
     ask: Ask, host: str, ipv6_server: PostgresServer, authority: trustme.CA
 ) -> None:
-    tls = TlsSettings(TlsMode.VERIFY_FULL, authority.cert_pem.bytes().decode())
+    tls = TlsConfig(mode=TlsMode.VERIFY_FULL, trusted_root_certs=authority.cert_pem.bytes().decode())
     settings = ipv6_server.settings(host=host.format(port=ipv6_server.port), tls=tls)
     if "{port}" in host:
         settings = replace(settings, port=1)

@@ -16,9 +16,11 @@ import trustme
 from psycopg import sql
 
 from headwater.errors import AuthenticationError
+from headwater.secret import Secret
 from headwater.testing.postgres import TRUSTED_SOCKET, PostgresServer, ServerTls
 from headwater.wire.messages import SSL_REQUEST
-from headwater.wire.settings import ConnectSettings, Secret, TlsMode, TlsSettings
+from headwater.wire.settings import ConnectSettings
+from headwater.wire.tls_config import TlsConfig, TlsMode
 from tests.integration.connection_kinds import Ask, by_psycopg, by_wire, each_connection_kind
 
 WHO = "select current_user::text"
@@ -98,7 +100,7 @@ def set_password(server: PostgresServer, method: str, password: str) -> ConnectS
         kept = connection.execute("select rolpassword from pg_authid where rolname = %s", [role]).fetchone()
         assert kept is not None
         assert kept[0].startswith("md5" if method == "md5" else "SCRAM-SHA-256$")
-    return server.settings(username=role, password=Secret(password), tls=TlsSettings(TlsMode.DISABLE))
+    return server.settings(username=role, password=Secret(password), tls=TlsConfig(mode=TlsMode.DISABLE))
 
 
 @each_connection_kind
@@ -144,14 +146,14 @@ def test_a_clear_text_password_is_sent_only_where_others_cannot_read_it(
     elsewhere = replace(here, host=ELSEWHERE)
     for mode in (TlsMode.DISABLE, TlsMode.PREFER, TlsMode.REQUIRE):
         with pytest.raises(AuthenticationError, match="asks for the password in clear text") as caught:
-            ask(replace(elsewhere, tls=TlsSettings(mode)), WHO)
+            ask(replace(elsewhere, tls=TlsConfig(mode=mode)), WHO)
         assert "nothing was sent" in caught.value.detail
         assert "allow_cleartext_password" in caught.value.hint
         assert "in the clear" not in str(caught.value)
     for allowed in (
         here,
-        replace(elsewhere, tls=TlsSettings(TlsMode.REQUIRE, roots)),
-        replace(elsewhere, tls=TlsSettings(TlsMode.VERIFY_CA, roots)),
+        replace(elsewhere, tls=TlsConfig(mode=TlsMode.REQUIRE, trusted_root_certs=roots)),
+        replace(elsewhere, tls=TlsConfig(mode=TlsMode.VERIFY_CA, trusted_root_certs=roots)),
         replace(elsewhere, allow_cleartext_password=True),
     ):
         assert ask(allowed, WHO) == "by_password"
@@ -171,7 +173,7 @@ def test_other_methods_need_no_tls_because_they_do_not_send_the_password(
 @pytest.mark.versions
 @each_connection_kind
 def test_scram_notices_who_terminates_tls_on_the_way(server: PostgresServer, ask: Ask) -> None:
-    settings = replace(set_password(server, "scram-sha-256", "bound"), tls=TlsSettings(TlsMode.REQUIRE))
+    settings = replace(set_password(server, "scram-sha-256", "bound"), tls=TlsConfig(mode=TlsMode.REQUIRE))
     assert ask(settings, WHO) == settings.username
     with terminating_tls(server.port) as port, pytest.raises(AuthenticationError, match="does not end at") as caught:
         ask(replace(settings, port=port), WHO)

@@ -22,13 +22,15 @@ from pyspark.sql import SparkSession
 from headwater.config import PgConnectionConfig, TlsConfig
 from headwater.errors import AuthenticationError, HeadwaterError, TlsError
 from headwater.schema.table import TableId
+from headwater.secret import Secret
 from headwater.source.copy_origin import CopyOrigin
 from headwater.source.copy_plan import SmallTable
 from headwater.spark import small_tables
 from headwater.store.postgres import PostgresStore
 from headwater.testing.postgres import TRUSTED_SOCKET, PostgresServer, ServerTls
-from headwater.wire.settings import ConnectSettings, Secret, TlsMode, TlsSettings
+from headwater.wire.settings import ConnectSettings
 from headwater.wire.tls import with_contents
+from headwater.wire.tls_config import TlsMode
 from tests.conftest import Database
 from tests.integration.connection_kinds import Ask, each_connection_kind
 from tests.integration.memory_tables import MemoryTables
@@ -88,13 +90,17 @@ def key_of(issued: trustme.LeafCert) -> str:
     return issued.private_key_pem.bytes().decode()
 
 
-def showing(authority: trustme.CA, name: str, mode: TlsMode = TlsMode.REQUIRE) -> TlsSettings:
+def showing(authority: trustme.CA, name: str, mode: TlsMode = TlsMode.REQUIRE) -> TlsConfig:
     """TLS settings with a client certificate for this common name."""
     issued = authority.issue_cert(f"{name}@example.com", common_name=name)
-    return TlsSettings(mode, None, issued.cert_chain_pems[0].bytes().decode(), Secret(key_of(issued)))
+    return TlsConfig(
+        mode=mode,
+        client_cert=issued.cert_chain_pems[0].bytes().decode(),
+        client_key=Secret(key_of(issued)),
+    )
 
 
-def by_role(server: PostgresServer, role: str, tls: TlsSettings) -> ConnectSettings:
+def by_role(server: PostgresServer, role: str, tls: TlsConfig) -> ConnectSettings:
     return server.settings(username=role, password=Secret("pw") if role == "by_both" else None, tls=tls)
 
 
@@ -118,7 +124,9 @@ def test_every_mode_reaches_the_right_server(
 ) -> None:
     roots = tmp_path / "roots.pem"
     roots.write_text(roots_of(authority))
-    settings = server.settings(host="localhost", tls=TlsSettings(mode, str(roots) if as_file else roots_of(authority)))
+    settings = server.settings(
+        host="localhost", tls=TlsConfig(mode=mode, trusted_root_certs=str(roots) if as_file else roots_of(authority))
+    )
     if mode is TlsMode.DISABLE:
         assert ask(plain_server.settings(host="localhost", tls=settings.tls), IN_TLS) == "plain"
         with pytest.raises(AuthenticationError):
@@ -133,9 +141,9 @@ def test_verify_ca_accepts_another_name_and_verify_full_refuses_it(
     server: PostgresServer, authority: trustme.CA, ask: Ask
 ) -> None:
     for mode in (TlsMode.REQUIRE, TlsMode.VERIFY_CA):
-        assert ask(server.settings(tls=TlsSettings(mode, roots_of(authority))), IN_TLS) == "tls"
+        assert ask(server.settings(tls=TlsConfig(mode=mode, trusted_root_certs=roots_of(authority))), IN_TLS) == "tls"
     with pytest.raises(TlsError, match="is for another host name") as caught:
-        ask(server.settings(tls=TlsSettings(TlsMode.VERIFY_FULL, roots_of(authority))), IN_TLS)
+        ask(server.settings(tls=TlsConfig(mode=TlsMode.VERIFY_FULL, trusted_root_certs=roots_of(authority))), IN_TLS)
     assert_says_what_to_do(caught.value)
     assert "verify-ca" in caught.value.hint
 
@@ -147,7 +155,7 @@ def test_a_certificate_that_no_trusted_root_signed_is_refused(
     server: PostgresServer, ask: Ask, mode: TlsMode, trusted: str
 ) -> None:
     roots = roots_of(trustme.CA()) if trusted == "a stranger" else None
-    settings = server.settings(host="localhost", tls=TlsSettings(mode, roots))
+    settings = server.settings(host="localhost", tls=TlsConfig(mode=mode, trusted_root_certs=roots))
     if roots is None and mode is TlsMode.REQUIRE:
         # As in libpq: without roots of one's own, require protects from listeners and not from impostors.
         assert ask(settings, IN_TLS) == "tls"
@@ -160,9 +168,9 @@ def test_a_certificate_that_no_trusted_root_signed_is_refused(
 
 @each_connection_kind
 def test_a_server_without_tls_is_refused_where_tls_is_required(plain_server: PostgresServer, ask: Ask) -> None:
-    assert ask(plain_server.settings(tls=TlsSettings(TlsMode.PREFER)), IN_TLS) == "plain"
+    assert ask(plain_server.settings(tls=TlsConfig(mode=TlsMode.PREFER)), IN_TLS) == "plain"
     with pytest.raises(TlsError, match="does not offer TLS") as caught:
-        ask(plain_server.settings(tls=TlsSettings(TlsMode.REQUIRE)), IN_TLS)
+        ask(plain_server.settings(tls=TlsConfig(mode=TlsMode.REQUIRE)), IN_TLS)
     assert_says_what_to_do(caught.value)
 
 
@@ -172,7 +180,7 @@ def test_a_server_without_tls_is_refused_where_tls_is_required(plain_server: Pos
 def test_a_client_certificate_is_enough_where_the_server_asks_for_one(
     server: PostgresServer, authority: trustme.CA, tmp_path: Path, ask: Ask, given: str
 ) -> None:
-    tls = replace(showing(authority, "by_cert", TlsMode.VERIFY_CA), root_certs=roots_of(authority))
+    tls = replace(showing(authority, "by_cert", TlsMode.VERIFY_CA), trusted_root_certs=roots_of(authority))
     assert tls.client_cert is not None
     assert tls.client_key is not None
     if given == "paths":
@@ -222,7 +230,7 @@ def test_a_missing_wrong_or_strange_client_certificate_is_told(
 ) -> None:
     for role in ("by_cert", "by_any_cert"):
         with pytest.raises(AuthenticationError, match="wants a client certificate") as missing:
-            ask(by_role(server, role, TlsSettings(TlsMode.REQUIRE)), IN_TLS)
+            ask(by_role(server, role, TlsConfig(mode=TlsMode.REQUIRE)), IN_TLS)
         assert_says_what_to_do(missing.value)
         assert "tls.client_cert" in missing.value.hint
         with pytest.raises(TlsError, match="ended the TLS handshake") as strange:
@@ -321,7 +329,7 @@ def test_security_small_tables_sent_to_executors_in_one_job_carry_texts_in_place
     authority: trustme.CA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "roots").write_text(roots_of(authority))
-    tls = TlsSettings(TlsMode.VERIFY_FULL, str(tmp_path / "roots"))
+    tls = TlsConfig(mode=TlsMode.VERIFY_FULL, trusted_root_certs=str(tmp_path / "roots"))
     origin = CopyOrigin(ConnectSettings("db", 5432, "shop", "reader", tls=tls), "snapshot", "started", ())
 
     def reader(tasks: list[list[SmallTable]], budget_bytes: int) -> None:
@@ -343,6 +351,12 @@ def test_settings_sent_to_an_executor_carry_texts_in_place_of_files(authority: t
         (tmp_path / name).touch(0o600)
         (tmp_path / name).write_text(text)
     roots, cert, key = (str(tmp_path / name) for name in files)
-    given = ConnectSettings("db", 5432, "shop", "reader", tls=TlsSettings(tls.mode, roots, cert, Secret(key)))
-    assert with_contents(given).tls == replace(tls, root_certs=roots_of(authority))
+    given = ConnectSettings(
+        "db",
+        5432,
+        "shop",
+        "reader",
+        tls=TlsConfig(mode=tls.sslmode, trusted_root_certs=roots, client_cert=cert, client_key=Secret(key)),
+    )
+    assert with_contents(given).tls == replace(tls, trusted_root_certs=roots_of(authority))
     assert "PRIVATE KEY" not in repr(with_contents(given))

@@ -20,6 +20,7 @@ import trustme
 
 from headwater.errors import ConnectionLost, PrivilegeError, Retry, SchemaError, SourceError
 from headwater.schema.arrow import arrow_schema
+from headwater.secret import Secret
 from headwater.source import copy_read
 from headwater.source.catalog import load_table_schemas
 from headwater.source.copy_plan import plan_copy
@@ -31,7 +32,8 @@ from headwater.spark.copy_source import copy_dataframe, register_copy_source, ta
 from headwater.testing.compare import wait_until
 from headwater.testing.postgres import TRUSTED_SOCKET, PostgresServer, ServerTls
 from headwater.wire.connection import WireConnection
-from headwater.wire.settings import ConnectSettings, Secret, TlsMode, TlsSettings
+from headwater.wire.settings import ConnectSettings
+from headwater.wire.tls_config import TlsConfig, TlsMode
 from tests.conftest import Database
 
 if TYPE_CHECKING:
@@ -415,7 +417,9 @@ def closed_to_the_keyless(tmp_path: Path) -> Iterator[ConnectSettings]:
     key.touch(0o600)
     ours.private_key_pem.write_to_path(key)
     ours.cert_chain_pems[0].write_to_path(certificate)
-    client = TlsSettings(TlsMode.VERIFY_FULL, roots, str(certificate), Secret(str(key)))
+    client = TlsConfig(
+        mode=TlsMode.VERIFY_FULL, trusted_root_certs=roots, client_cert=str(certificate), client_key=Secret(str(key))
+    )
     hba = (TRUSTED_SOCKET, "hostssl all all 127.0.0.1/32 scram-sha-256 clientcert=verify-ca")
     with PostgresServer.start(tls=tls, hba=hba) as server:
         with server.connect() as connection:

@@ -15,10 +15,11 @@ import pytest
 import trustme
 
 from headwater.errors import HeadwaterError
+from headwater.secret import Secret
 from headwater.testing import runtime
 from headwater.testing.binaries import PINNED
 from headwater.testing.postgres import PostgresServer, ServerTls, _free_port
-from headwater.wire.settings import Secret, TlsMode, TlsSettings
+from headwater.wire.tls_config import TlsConfig, TlsMode
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 20) -> None:
@@ -168,7 +169,7 @@ def test_a_server_with_tls_shows_its_certificate() -> None:
     tls = ServerTls(issued.cert_chain_pems[0].bytes().decode(), issued.private_key_pem.bytes().decode())
     roots = authority.cert_pem.bytes().decode()
     with PostgresServer.start(tls=tls) as server:
-        settings = server.settings(tls=TlsSettings(TlsMode.VERIFY_FULL, roots))
+        settings = server.settings(tls=TlsConfig(mode=TlsMode.VERIFY_FULL, trusted_root_certs=roots))
         with psycopg.connect(**settings.conninfo()) as connection:
             assert connection.execute("select ssl from pg_stat_ssl where pid = pg_backend_pid()").fetchone() == (True,)
 

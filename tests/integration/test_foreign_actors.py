@@ -9,7 +9,8 @@ import pytest
 from pyiceberg.catalog import Catalog
 from pyspark.sql import SparkSession
 
-from headwater.destinations.iceberg.settings import IcebergSettings
+from headwater.config import DestinationConfig
+from headwater.destinations.iceberg.warehouse import spark_catalog
 from headwater.schema.table import TableName
 from headwater.testing.compare import compare_table
 from headwater.testing.lake_rows import open_lake
@@ -52,7 +53,7 @@ class Lake:
     def __init__(self, spark: SparkSession, directory: Path) -> None:
         self._warehouse = directory / "lake"
         self._session = spark.newSession()
-        for key, value in IcebergSettings(str(self._warehouse)).spark_catalog().items():
+        for key, value in spark_catalog(DestinationConfig(warehouse=str(self._warehouse))).items():
             if key != EXTENSIONS:
                 self._session.conf.set(key, value)
 

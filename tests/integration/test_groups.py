@@ -9,8 +9,9 @@ from contextlib import contextmanager
 import pytest
 from pyspark.sql import SparkSession
 
+from headwater.config import DestinationConfig
 from headwater.destinations.iceberg.destination import IcebergDestination
-from headwater.destinations.iceberg.settings import IcebergSettings
+from headwater.destinations.iceberg.warehouse import warehouse_path
 from headwater.engine.pipeline import Pipeline
 from headwater.engine.table_sync import copy as sync_copy
 from headwater.engine.table_sync import groups
@@ -365,7 +366,7 @@ def test_tables_beyond_the_memory_of_a_group_are_read_by_themselves(
 
 @pytest.mark.parametrize("count", [10, pytest.param(1000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
 def test_small_tables_in_iceberg_end_equal(
-    database: Database, spark: SparkSession, lake_settings: IcebergSettings, count: int
+    database: Database, spark: SparkSession, lake_settings: DestinationConfig, count: int
 ) -> None:
     names = make_tables(database, count, prefix=f"shelf{count}_")
     types = (
@@ -382,7 +383,8 @@ def test_small_tables_in_iceberg_end_equal(
         run.wait_states("ready", count, timeout=20 * count)
     run.wait_caught_up()
     run.stop()
-    assert lake_settings.warehouse_path is not None
-    lake = open_lake(lake_settings.warehouse_path)
+    warehouse = warehouse_path(lake_settings)
+    assert warehouse is not None
+    lake = open_lake(warehouse)
     for name in names:
         compare_table(database.connection, TableName("public", name), lake).assert_equal()

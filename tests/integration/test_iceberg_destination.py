@@ -18,9 +18,10 @@ from headwater.contracts.results import (
     PendingResult,
     WriteEventsResult,
 )
-from headwater.destinations.iceberg.outcome import Outcome, outcome_of
+from headwater.destinations.iceberg.outcome import CommitOutcome, outcome_of
 from headwater.destinations.iceberg.table import LakeTable
 from headwater.destinations.iceberg.types import quote
+from headwater.destinations.iceberg.warehouse import location
 from headwater.errors import ChangeRefused, DestinationError, WatermarkError
 from headwater.events import (
     INSERT,
@@ -349,7 +350,7 @@ def test_a_late_merge_of_another_session_fails_validation(lake: Lake, tmp_path: 
     lake.write(change_run(schema, 200, update(1, "in time")))
     go.touch()
     thread.join()
-    assert [outcome_of(error) for error in errors] == [Outcome.FAILED], errors
+    assert [outcome_of(error) for error in errors] == [CommitOutcome.FAILED], errors
     assert lake.rows(schema) == [(1, "in time"), (2, "b")]
 
 
@@ -464,7 +465,7 @@ def test_values_of_all_types_make_the_round_trip_and_pyiceberg_reads_them(lake: 
     lake.copy(schema, [row])
     lake.write(change_run(schema, 200, insert(9, *row[1:]), insert(*nothing), update(7, *row[1:])))
     catalog = catalog_module.SqlCatalog(
-        "lake", uri=f"sqlite:///{lake.settings.location}/catalog.db", warehouse=lake.settings.location
+        "lake", uri=f"sqlite:///{location(lake.settings)}/catalog.db", warehouse=location(lake.settings)
     )
     table = catalog.load_table((schema.name.namespace, schema.name.name)).scan().to_arrow()
     read = {r["id"]: tuple(r.values()) for r in table.to_pylist()}
@@ -503,7 +504,7 @@ def test_a_large_batch_goes_through_the_spool_and_leaves_nothing_there(lake: Lak
         f"SELECT count(*), count(DISTINCT id), count_if(v = 'old') FROM {lake.identifier(schema)}"
     ).collect()
     assert tuple(found[0]) == (size, size, 0)
-    assert not list((Path(lake.settings.location) / ".headwater").rglob("*.parquet"))
+    assert not list((Path(location(lake.settings)) / ".headwater").rglob("*.parquet"))
 
 
 def test_a_table_without_a_recorded_copy_is_refused(lake: Lake) -> None:

@@ -18,14 +18,15 @@ pytestmark = pytest.mark.timeout(300)
 START = """
 import sys
 from pathlib import Path
+from headwater.config import DestinationConfig, SparkConfig
 from headwater.contracts.destination import RunContext
 from headwater.destinations.iceberg.destination import IcebergDestination
-from headwater.destinations.iceberg.settings import IcebergSettings
-from headwater.spark.session import SparkSettings, build_session
+from headwater.destinations.iceberg.warehouse import spark_catalog
+from headwater.spark.session import build_session
 from headwater.store.memory import MemoryStore
 
-settings = IcebergSettings(sys.argv[1])
-spark = build_session(SparkSettings(master="local-cluster[1,1,1024]", driver_memory="1g"), settings.spark_catalog())
+settings = DestinationConfig(warehouse=sys.argv[1])
+spark = build_session(SparkConfig(master="local-cluster[1,1,1024]", driver_memory="1g"), spark_catalog(settings))
 destination = IcebergDestination(spark, MemoryStore(), settings)
 destination.start(RunContext(1, "7001", lambda schema, keys: keys))
 destination.shutdown()

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+from headwater.config import DestinationConfig
 from headwater.contracts.results import WriteTableRowsResult
 from headwater.destinations.iceberg.schema import TABLE_PROPERTIES, table_properties
-from headwater.destinations.iceberg.settings import IcebergSettings
 from headwater.destinations.iceberg.types import lake_arrow_schema, spark_schema, to_lake
 from headwater.errors import ChangeRefused, HeadwaterError
 from headwater.events import OLD_FULL, TableRows
@@ -45,7 +45,7 @@ pytestmark = [
 
 @pytest.mark.invariant(6)
 def test_a_late_first_copy_of_a_dead_run_does_not_land_on_an_empty_one(
-    spark: SparkSession, lake_settings: IcebergSettings
+    spark: SparkSession, lake_settings: DestinationConfig
 ) -> None:
     dead, alive, schema = Lake(spark, lake_settings), Lake(spark, lake_settings), table_schema(*ID_V)
     lake = lake_arrow_schema(schema)

@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 from headwater.contracts.results import PendingResult, WriteEventsResult
 from headwater.destinations.iceberg.names import RESERVED
 from headwater.destinations.iceberg.table import LakeTable
+from headwater.destinations.iceberg.warehouse import location
 from headwater.errors import DestinationError, HeadwaterError, LakeTableError, LakeTableTaken, Retry, WatermarkError
 from headwater.events import OLD_FULL, UNCHANGED, EventBatch
 from headwater.lsn import EndLsn
@@ -49,7 +50,7 @@ def test_a_lost_data_file_is_its_tables_own_error_and_a_lake_that_cannot_be_writ
     good, bad = table_schema(*ID_V), table_schema(*ID_V)
     for schema in (good, bad):
         lake.copy(schema, [(1, "a"), (2, "b")])
-    lose_data_files(Path(lake.settings.location), bad.name.name)
+    lose_data_files(Path(location(lake.settings)), bad.name.name)
 
     def write(lsn: int) -> PendingResult:
         result = WriteEventsResult()

@@ -14,9 +14,11 @@ import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
+from headwater.config import CatalogConfig, CatalogType
 from headwater.engine import retry
 from headwater.errors import DestinationError, DestinationUnavailable
-from headwater.spark.session import translate
+from headwater.secret import Secret
+from headwater.spark.errors import translate
 from tests.conftest import Database
 from tests.integration.lake_pipeline import RunningIntoLake, running_into_lake
 
@@ -140,12 +142,12 @@ def test_a_read_only_warehouse_and_a_catalog_that_is_down_are_waited_for_and_nam
 ) -> None:
     # The catalog's file is held open: in the warehouse it would keep that from becoming read-only.
     catalog = tmp_path / "catalog.db"
-    properties = {"type": "jdbc", "uri": f"jdbc:sqlite:file:{catalog}", "jdbc.schema-version": "V1"}
+    elsewhere = CatalogConfig(
+        type=CatalogType.JDBC, uri=f"jdbc:sqlite:file:{catalog}", properties={"jdbc.schema-version": Secret("V1")}
+    )
     with (
         mounted(tmp_path / "lake"),
-        running_into_lake(
-            shop, spark, tmp_path, catalog_properties=properties, table_error_retry_max_attempts=2
-        ) as run,
+        running_into_lake(shop, spark, tmp_path, catalog=elsewhere, table_error_retry_max_attempts=2) as run,
     ):
         run.wait_ready(2)
         run.wait_caught_up()

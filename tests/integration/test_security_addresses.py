@@ -16,10 +16,12 @@ from typing import Any
 import pytest
 
 from headwater.errors import AuthenticationError, ConnectError
+from headwater.secret import Secret
 from headwater.testing.postgres import PostgresServer
 from headwater.testing.standby import standby_of
 from headwater.wire.connection import WireConnection
-from headwater.wire.settings import ConnectSettings, Secret, TargetSessionAttrs, TlsMode, TlsSettings
+from headwater.wire.settings import ConnectSettings, TargetSessionAttrs
+from headwater.wire.tls_config import TlsConfig, TlsMode
 from tests.integration.connection_kinds import Ask, each_connection_kind
 
 WHERE = "select current_setting('port')"
@@ -106,7 +108,9 @@ def _pump(source: socket.socket, sink: socket.socket) -> None:
 
 
 def settings_of(pair: Pair, port: int, **overrides: Any) -> ConnectSettings:
-    found = pair.primary.settings(host=NAME, tls=TlsSettings(TlsMode.DISABLE), connect_timeout_seconds=2, **overrides)
+    found = pair.primary.settings(
+        host=NAME, tls=TlsConfig(mode=TlsMode.DISABLE), connect_timeout_seconds=2, **overrides
+    )
     return replace(found, port=port)
 
 

@@ -16,9 +16,11 @@ from cryptography.hazmat.primitives.asymmetric.ed448 import Ed448PrivateKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from headwater.errors import AuthenticationError
+from headwater.secret import Secret
 from headwater.testing.postgres import TRUSTED_SOCKET, PostgresServer, ServerTls
 from headwater.wire.messages import SSL_REQUEST, frame
-from headwater.wire.settings import ConnectSettings, Secret, TlsMode, TlsSettings
+from headwater.wire.settings import ConnectSettings
+from headwater.wire.tls_config import TlsConfig, TlsMode
 from tests.integration.certificates import server_context, without_hash
 from tests.integration.connection_kinds import Ask, each_connection_kind
 
@@ -59,7 +61,7 @@ def roots(authority: trustme.CA) -> str:
     return authority.cert_pem.bytes().decode()
 
 
-def settings_of(server: PostgresServer, role: str, tls: TlsSettings, host: str = ELSEWHERE) -> ConnectSettings:
+def settings_of(server: PostgresServer, role: str, tls: TlsConfig, host: str = ELSEWHERE) -> ConnectSettings:
     return server.settings(username=role, password=Secret(PASSWORD), host=host, tls=tls)
 
 
@@ -75,7 +77,7 @@ def settings_of(server: PostgresServer, role: str, tls: TlsSettings, host: str =
 def test_a_server_whose_certificate_is_not_verified_gets_neither_the_password_nor_its_md5_hash(
     server: PostgresServer, ask: Ask, mode: TlsMode, role: str, asked: str, choice: str
 ) -> None:
-    settings = settings_of(server, role, TlsSettings(mode))
+    settings = settings_of(server, role, TlsConfig(mode=mode))
     with pytest.raises(AuthenticationError, match=asked) as caught:
         ask(settings, WHO)
     assert "nothing was sent" in caught.value.detail
@@ -90,11 +92,12 @@ def test_a_server_that_is_known_gets_what_it_asks_for(
     server: PostgresServer, authority: trustme.CA, ask: Ask, role: str
 ) -> None:
     trusted = roots(authority)
-    assert ask(settings_of(server, role, TlsSettings(TlsMode.REQUIRE, trusted)), WHO) == role
-    assert ask(settings_of(server, role, TlsSettings(TlsMode.VERIFY_CA, trusted)), WHO) == role
-    assert ask(settings_of(server, role, TlsSettings(TlsMode.VERIFY_FULL, trusted), "localhost"), WHO) == role
-    assert ask(settings_of(server, role, TlsSettings(TlsMode.DISABLE), "127.0.0.1"), WHO) == role
-    assert ask(settings_of(server, role, TlsSettings(), server.host), WHO) == role
+    assert ask(settings_of(server, role, TlsConfig(mode=TlsMode.REQUIRE, trusted_root_certs=trusted)), WHO) == role
+    assert ask(settings_of(server, role, TlsConfig(mode=TlsMode.VERIFY_CA, trusted_root_certs=trusted)), WHO) == role
+    verified = TlsConfig(mode=TlsMode.VERIFY_FULL, trusted_root_certs=trusted)
+    assert ask(settings_of(server, role, verified, "localhost"), WHO) == role
+    assert ask(settings_of(server, role, TlsConfig(mode=TlsMode.DISABLE), "127.0.0.1"), WHO) == role
+    assert ask(settings_of(server, role, TlsConfig(), server.host), WHO) == role
 
 
 @each_connection_kind
@@ -104,7 +107,11 @@ def test_methods_that_give_the_password_to_no_server_go_on_without_verification(
 ) -> None:
     shown = authority.issue_cert("client@example.com", common_name=role)
     key = Secret(shown.private_key_pem.bytes().decode())
-    tls = TlsSettings(TlsMode.REQUIRE, None, shown.cert_chain_pems[0].bytes().decode(), key)
+    tls = TlsConfig(
+        mode=TlsMode.REQUIRE,
+        client_cert=shown.cert_chain_pems[0].bytes().decode(),
+        client_key=key,
+    )
     assert ask(settings_of(server, role, tls), WHO) == role
 
 
@@ -118,11 +125,13 @@ def test_a_certificate_that_scram_cannot_be_bound_to_must_be_verified(
         tls=shown, hba=(TRUSTED_SOCKET, "hostssl all,replication all all scram-sha-256")
     ) as server:
         for verified in (TlsMode.REQUIRE, TlsMode.VERIFY_CA, TlsMode.VERIFY_FULL):
-            settings = server.settings(host="localhost", tls=TlsSettings(verified, shown.certificate))
+            settings = server.settings(
+                host="localhost", tls=TlsConfig(mode=verified, trusted_root_certs=shown.certificate)
+            )
             assert ask(settings, WHO) == "postgres"
         for unverified in (TlsMode.PREFER, TlsMode.REQUIRE):
             with pytest.raises(AuthenticationError, match="cannot be bound") as caught:
-                ask(server.settings(host="localhost", tls=TlsSettings(unverified)), WHO)
+                ask(server.settings(host="localhost", tls=TlsConfig(mode=unverified)), WHO)
             assert "Ed25519" in caught.value.detail
             assert "verify-full" in caught.value.hint
         with pytest.raises(AuthenticationError) as wrong:
@@ -139,7 +148,7 @@ def test_a_stranger_between_who_shows_a_certificate_of_any_kind_gets_no_session(
     kind: type[Ed25519PrivateKey] | type[Ed448PrivateKey] | None,
     strips: bool,
 ) -> None:
-    settings = settings_of(server, "by_scram", TlsSettings(TlsMode.REQUIRE), "localhost")
+    settings = settings_of(server, "by_scram", TlsConfig(mode=TlsMode.REQUIRE), "localhost")
     assert ask(settings, WHO) == "by_scram"
     with between(server.port, kind, strips) as port, pytest.raises(AuthenticationError) as caught:
         ask(replace(settings, port=port), WHO)

@@ -16,12 +16,13 @@ import pytest
 from psycopg import sql
 from pyspark.sql import SparkSession
 
-from headwater.destinations.iceberg.settings import IcebergSettings
+from headwater.config import DestinationConfig, SparkConfig
+from headwater.destinations.iceberg.warehouse import prepare_warehouse, spark_catalog
 from headwater.errors import ConfigError, DestinationError, Retry
 from headwater.events import OLD_FULL, UNCHANGED
 from headwater.schema.table import ReplicaIdentity, ReplicatedTableSchema, SnapshotId, TableName
 from headwater.spark import sql_text
-from headwater.spark.session import SparkSettings, session_config
+from headwater.spark.session import session_config
 from headwater.spark.sql_text import SQL_TEXT, SUBSTITUTE
 from headwater.store.memory import MemoryStore
 from headwater.testing.lake_rows import open_lake
@@ -57,10 +58,10 @@ LONG = {what: (name * 63).encode()[:63].decode(errors="ignore") for what, name i
 @pytest.fixture(params=["ours", "given"])
 def any_lake(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> Iterator[Lake]:
     """With a session that we made, and with one that somebody gave us, in which names are read as regular expressions too."""
-    settings = IcebergSettings(str(tmp_path / "lake"))
-    settings.prepare()
+    settings = DestinationConfig(warehouse=str(tmp_path / "lake"))
+    prepare_warehouse(settings)
     session = spark.newSession()
-    for key, value in settings.spark_catalog().items():
+    for key, value in spark_catalog(settings).items():
         if key != "spark.sql.extensions":
             session.conf.set(key, value)
     for key, value in SQL_TEXT.items():
@@ -161,7 +162,7 @@ def test_a_schema_whose_name_becomes_anothers_by_substitution_replaces_none_of_i
 
 
 def test_the_users_own_settings_do_not_switch_substitution_on() -> None:
-    config = session_config(SparkSettings(config={SUBSTITUTE: "true"}), {SUBSTITUTE: "true"})
+    config = session_config(SparkConfig(conf={SUBSTITUTE: "true"}), {SUBSTITUTE: "true"})
     assert config[SUBSTITUTE] == "false"
 
 
@@ -231,7 +232,7 @@ def test_a_pipeline_follows_tables_whose_names_and_publication_spark_would_subst
 def test_a_warehouse_whose_path_is_read_as_more_than_a_path_is_refused(tmp_path: Path, odd: str) -> None:
     """Its catalog would be made in another directory, or its rows not be found."""
     with pytest.raises(ConfigError, match=r"destination\.warehouse") as raised:
-        IcebergSettings(str(tmp_path / odd)).prepare()
+        prepare_warehouse(DestinationConfig(warehouse=str(tmp_path / odd)))
     assert any(f" {character} " in f" {raised.value.detail} " for character in odd)
     assert raised.value.hint
     assert not (tmp_path / odd).exists()
@@ -239,10 +240,10 @@ def test_a_warehouse_whose_path_is_read_as_more_than_a_path_is_refused(tmp_path:
 
 @pytest.mark.parametrize("odd", ["a b", "q'q", 'q"q', "b`b", "a\nb", "a\x1bb", "c:d", "a$x", "ü"])
 def test_a_warehouse_of_any_other_path_works(spark: SparkSession, tmp_path: Path, odd: str) -> None:
-    settings = IcebergSettings(str(tmp_path / odd))
-    settings.prepare()
+    settings = DestinationConfig(warehouse=str(tmp_path / odd))
+    prepare_warehouse(settings)
     session = spark.newSession()
-    for key, value in settings.spark_catalog().items():
+    for key, value in spark_catalog(settings).items():
         if key != "spark.sql.extensions":
             session.conf.set(key, value)
     lake = Lake(session, settings)

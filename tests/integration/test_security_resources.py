@@ -30,8 +30,9 @@ from headwater.errors import (
 from headwater.source.session import connect
 from headwater.store.postgres import PostgresStore
 from headwater.wire.connection import WireConnection
-from headwater.wire.settings import ConnectSettings, TlsMode, TlsSettings
+from headwater.wire.settings import ConnectSettings
 from headwater.wire.spool import Spool
+from headwater.wire.tls_config import TlsConfig, TlsMode
 from tests.conftest import Database
 from tests.integration.memory_tables import MemoryTables
 from tests.integration.running_pipeline import RunningIntoMemory, running
@@ -220,7 +221,7 @@ def test_certificates_that_cannot_be_opened_for_want_of_files_are_not_wrong_cert
     database: Database, tmp_path: Path, way: Callable[[ConnectSettings], Any], mode: TlsMode
 ) -> None:
     (tmp_path / "roots.pem").write_text("whatever it holds")
-    settings = replace(database.settings, tls=TlsSettings(mode, root_certs=str(tmp_path / "roots.pem")))
+    settings = replace(database.settings, tls=TlsConfig(mode=mode, trusted_root_certs=str(tmp_path / "roots.pem")))
     with no_more_files(), pytest.raises(LimitReached, match=FILES):
         way(settings)
 
@@ -243,7 +244,7 @@ def test_a_large_transaction_that_gets_no_file_says_so(tmp_path: Path) -> None:
 
 def test_a_thread_that_gets_no_socket_to_the_jvm_waits_and_does_not_take_it_for_gone(spark: SparkSession) -> None:
     """Each thread has a socket of its own to it, opened with its first call."""
-    from headwater.spark.session import jvm_alive, translate
+    from headwater.spark.errors import jvm_alive, translate
 
     alive: list[bool] = []
     errors: list[HeadwaterError] = []

@@ -13,9 +13,9 @@ import pytest
 
 from headwater.engine.run_lock import RunLock
 from headwater.errors import PipelineLocked, StoreUnavailable
+from headwater.secret import Secret
 from headwater.source.lock import PipelineLock
 from headwater.store.memory import MemoryStore
-from headwater.wire.settings import Secret
 
 
 def test_invariant_6_a_second_run_is_refused_with_the_holders_name(database: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headwater.errors import SourceError
-from headwater.source.publication import PublishedTable, publication_facts, published_tables
+from headwater.source.publication import PublishedTable, publication_options, published_tables
 from headwater.source.session import Connection, connect
 
 pytestmark = pytest.mark.versions
@@ -86,10 +86,10 @@ def test_a_missing_publication_is_told_with_what_there_is(database: Any, session
     assert 'CREATE PUBLICATION "my ""pub"""' in none.value.hint
     database.execute("create publication shop")
     with pytest.raises(SourceError) as other:
-        publication_facts(session, "shops")
+        publication_options(session, "shops")
     assert '"shop"' in other.value.detail
 
 
 def test_operations_that_are_not_published_are_known(database: Any, session: Connection) -> None:
     database.execute("create publication p with (publish = 'insert, update')")
-    assert publication_facts(session, "p").missing_operations == ("delete", "truncate")
+    assert publication_options(session, "p").missing_operations == ("delete", "truncate")

@@ -10,11 +10,12 @@ import psycopg
 import pytest
 
 from headwater.errors import AuthenticationError, ConnectError, ConnectionLost, PrivilegeError, ServerError, TlsError
+from headwater.secret import Secret
 from headwater.source.server import _identify_system, flush_lsn, server_facts
 from headwater.source.session import connect, fetch_all, fetch_one
 from headwater.wire.connection import WireConnection
-from headwater.wire.settings import Secret, TlsMode, TlsSettings
 from headwater.wire.startup import PINNED
+from headwater.wire.tls_config import TlsConfig, TlsMode
 
 pytestmark = pytest.mark.versions
 
@@ -65,7 +66,7 @@ def test_refused_connections_are_told_apart_and_show_no_password(database: Any) 
         with pytest.raises(ConnectError, match="cannot connect"):
             connect(replace(database.settings, port=unused.getsockname()[1]))
     with pytest.raises(TlsError):
-        connect(replace(database.settings, tls=TlsSettings(TlsMode.REQUIRE)))
+        connect(replace(database.settings, tls=TlsConfig(mode=TlsMode.REQUIRE)))
 
 
 def test_errors_of_an_open_session_are_ours(database: Any) -> None:

@@ -14,13 +14,13 @@ from headwater.contracts.stores import APPLY, Lineage
 from headwater.errors import HeadwaterError, StoreError, StoreUnavailable
 from headwater.lsn import EndLsn
 from headwater.schema.table import SnapshotId, TableId
-from headwater.source.migrate import Migration, apply_migrations, read_migrations
+from headwater.secret import Secret
 from headwater.source.session import connect
 from headwater.states import DATA_SYNC, INIT, READY, errored
+from headwater.store.migrate import Migration, apply_migrations, read_migrations
 from headwater.store.postgres import PostgresStore
 from headwater.testing.postgres import PostgresServer
 from headwater.testing.store_samples import table_metadata, table_schema
-from headwater.wire.settings import Secret
 
 A = TableId(16384)
 

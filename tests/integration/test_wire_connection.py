@@ -25,10 +25,12 @@ from headwater.errors import (
     SourceSettingsError,
 )
 from headwater.lsn import EndLsn
+from headwater.secret import Secret
 from headwater.testing.postgres import PostgresServer, ServerTls
 from headwater.wire.chunks import Chunk
 from headwater.wire.connection import WireConnection
-from headwater.wire.settings import ConnectSettings, Secret, TlsMode, TlsSettings
+from headwater.wire.settings import ConnectSettings
+from headwater.wire.tls_config import TlsConfig, TlsMode
 
 pytestmark = pytest.mark.versions
 
@@ -67,7 +69,7 @@ def tls_server(tls_servers: Callable[[int], PostgresServer], pg_version: int) ->
 def with_tls(
     server: PostgresServer, mode: TlsMode, roots: str | None = None, host: str = "127.0.0.1"
 ) -> ConnectSettings:
-    return server.settings(host=host, tls=TlsSettings(mode, roots))
+    return server.settings(host=host, tls=TlsConfig(mode=mode, trusted_root_certs=roots))
 
 
 def uses_tls(connection: WireConnection) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,13 +14,14 @@ import pytest
 
 from headwater.cache import install
 from headwater.cli.demo import _warehouse
+from headwater.config import DestinationConfig, SparkConfig
 from headwater.config.pipeline import BatchConfig
-from headwater.destinations.iceberg.settings import IcebergSettings
+from headwater.destinations.iceberg.warehouse import prepare_warehouse
 from headwater.engine.memory import spool
 from headwater.errors import ConfigError
 from headwater.private_files import check_path, make_directory, make_file, own_directory, temporary_directory
 from headwater.spark.frames import FrameSpool
-from headwater.spark.session import SparkSettings, session_config
+from headwater.spark.session import session_config
 
 NOBODY = 65534
 
@@ -59,8 +61,8 @@ def refuses(call: Callable[[], object], path: Path, said: str) -> None:
 
 
 USES: dict[str, Callable[[Path], object]] = {
-    "a warehouse": lambda path: IcebergSettings(str(path)).prepare(),
-    "a directory in a warehouse": lambda path: IcebergSettings(str(path / "a" / "b")).prepare(),
+    "a warehouse": lambda path: prepare_warehouse(DestinationConfig(warehouse=str(path))),
+    "a directory in a warehouse": lambda path: prepare_warehouse(DestinationConfig(warehouse=str(path / "a" / "b"))),
     "a spool": lambda path: FrameSpool(str(path)).disk(),
     "a spool in a warehouse": lambda path: FrameSpool(str(path / ".headwater" / "spool-1")).disk(),
     "a spool that is swept": lambda path: FrameSpool(str(path)).sweep(),
@@ -114,7 +116,7 @@ def test_fetched_programs_of_another_user_are_refused(tmp_path: Path, given_away
 def test_what_we_make_is_closed_to_others_whatever_the_umask_is(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        IcebergSettings(str(tmp_path / "new" / "lake")).prepare()
+        prepare_warehouse(DestinationConfig(warehouse=str(tmp_path / "new" / "lake")))
         own_directory(tmp_path / "new" / "lake" / ".headwater" / "spool-1")
         make_file(tmp_path / "file")
         _warehouse(tmp_path / "demo")
@@ -132,7 +134,7 @@ def test_the_mode_of_a_warehouse_that_a_person_made_stays(tmp_path: Path) -> Non
     path.chmod(0o775)
     (path / "catalog.db").touch()
     (path / "catalog.db").chmod(0o664)
-    IcebergSettings(str(path)).prepare()
+    prepare_warehouse(DestinationConfig(warehouse=str(path)))
     assert (mode(path), mode(path / "catalog.db")) == (0o775, 0o664)
 
 
@@ -150,7 +152,8 @@ def test_a_catalog_file_that_another_user_put_into_an_open_warehouse_is_refused(
     open_directory: Path, tmp_path: Path, given_away: Callable[[Path], None]
 ) -> None:
     (open_directory / "catalog.db").symlink_to(tmp_path / "elsewhere.db")
-    refuses(IcebergSettings(str(open_directory)).prepare, open_directory / "catalog.db", "symbolic link")
+    destination = DestinationConfig(warehouse=str(open_directory))
+    refuses(partial(prepare_warehouse, destination), open_directory / "catalog.db", "symbolic link")
 
 
 def test_links_in_places_of_our_own_are_followed(tmp_path: Path, open_directory: Path) -> None:
@@ -180,7 +183,7 @@ def test_a_directory_of_the_system_s_temporary_one_is_ours_alone(
     assert (mode(made), mode(made.parent)) == (0o700, 0o700)
     made.chmod(0o755)
     assert mode(temporary_directory("spool-1")) == 0o700
-    where = session_config(SparkSettings(master="local[1]"), {})["spark.sql.warehouse.dir"]
+    where = session_config(SparkConfig(master="local[1]"), {})["spark.sql.warehouse.dir"]
     assert Path(where).is_relative_to(made.parent)
     made.rmdir()
     (made.parent / "spark-warehouse").rmdir()

@@ -1,6 +1,6 @@
 """Typed settings, and how they are read from a TOML file. Knows neither Spark nor a destination."""
 
-from headwater.config.connection import PgConnectionConfig, TcpKeepaliveConfig, TlsConfig
+from headwater.config.connection import PgConnectionConfig
 from headwater.config.load import load_settings
 from headwater.config.pipeline import (
     BatchConfig,
@@ -21,7 +21,9 @@ from headwater.config.settings import (
     StoreConfig,
     StoreType,
 )
-from headwater.wire.settings import Secret, TlsMode
+from headwater.secret import Secret
+from headwater.wire.settings import TcpKeepaliveConfig
+from headwater.wire.tls_config import TlsConfig, TlsMode
 
 __all__ = [
     "BatchConfig",

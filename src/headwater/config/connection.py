@@ -6,92 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
-from headwater.config.rules import Checked, Mistake, Setting
+from headwater.secret import Secret
+from headwater.setting_rules import Checked, Mistake, Setting
 from headwater.wire.pem import is_pem
-from headwater.wire.settings import (
-    ConnectSettings,
-    KeepaliveSettings,
-    Secret,
-    TargetSessionAttrs,
-    TlsMode,
-    TlsSettings,
-    split_hosts,
-)
+from headwater.wire.settings import ConnectSettings, TargetSessionAttrs, TcpKeepaliveConfig, split_hosts
+from headwater.wire.tls_config import TlsConfig
 
 _CONNECT_SECONDS = 10.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TlsConfig(Checked):
-    mode: Annotated[
-        TlsMode | None,
-        Setting(
-            "How strictly the connection is protected, in libpq's words. Without it `enabled` decides, and without "
-            'either it is `"prefer"`.'
-        ),
-    ] = None
-    enabled: Annotated[
-        bool | None, Setting('The short form: true is `mode = "verify-full"`, false is `mode = "disable"`.')
-    ] = None
-    trusted_root_certs: Annotated[
-        str | None,
-        Setting(
-            "Root certificates: the path of a PEM file, or the PEM text. Empty or missing: the system's own, with "
-            '`"verify-full"` only.',
-            path=True,
-        ),
-    ] = None
-    client_cert: Annotated[
-        str | None,
-        Setting(
-            "The certificate we show a server that asks for one: the path of a PEM file, or the PEM text.", path=True
-        ),
-    ] = None
-    client_key: Annotated[
-        Secret | None,
-        Setting(
-            "Its private key: the path of a PEM file that only its owner may read, or the PEM text, best as "
-            '`{ env = "NAME" }`.',
-            path=True,
-            not_empty=True,
-        ),
-    ] = None
-    client_key_password: Annotated[
-        Secret | None, Setting("The password of the private key, if it is encrypted.", not_empty=True)
-    ] = None
-
-    def conflicts(self) -> Iterator[Mistake]:
-        if self.mode is not None and self.enabled is not None and self.enabled == (self.mode is TlsMode.DISABLE):
-            yield Mistake("enabled", f'contradicts mode = "{self.mode}"; write only one of them')
-        if (self.client_cert is None) != (self.client_key is None):
-            lacks = "client_key" if self.client_key is None else "client_cert"
-            yield Mistake(lacks, "missing; a client certificate and its key belong together")
-        if self.client_key_password is not None and self.client_key is None:
-            yield Mistake("client_key_password", "there is no client_key that it could open")
-        if self.client_cert is not None and self.tls_settings().mode is TlsMode.DISABLE:
-            yield Mistake("client_cert", "is shown to nobody without TLS; set another mode")
-        if self.tls_settings().mode is TlsMode.VERIFY_CA and not self.trusted_root_certs:
-            # The system's roots sign for anybody who owns a domain, and this mode looks at no name; libpq refuses it too.
-            yield Mistake(
-                "trusted_root_certs",
-                'missing; mode = "verify-ca" checks no host name, so the system\'s roots would accept a certificate of any '
-                'host; give the root of your own authority, or set mode = "verify-full"',
-            )
-
-    def tls_settings(self) -> TlsSettings:
-        mode = self.mode
-        if mode is None:
-            mode = {None: TlsMode.PREFER, True: TlsMode.VERIFY_FULL, False: TlsMode.DISABLE}[self.enabled]
-        return TlsSettings(
-            mode, self.trusted_root_certs or None, self.client_cert, self.client_key, self.client_key_password
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TcpKeepaliveConfig(Checked):
-    idle_seconds: Annotated[int, Setting("Silence before the first probe.", above=0)] = 30
-    interval_seconds: Annotated[int, Setting("Time between probes.", above=0)] = 30
-    retries: Annotated[int, Setting("Unanswered probes before the connection counts as dead.", above=0)] = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,10 +92,8 @@ class PgConnectionConfig(Checked):
             database=self.name,
             username=self.username,
             password=self.password,
-            tls=self.tls.tls_settings(),
-            keepalive=KeepaliveSettings(
-                self.keepalive.idle_seconds, self.keepalive.interval_seconds, self.keepalive.retries
-            ),
+            tls=self.tls,
+            keepalive=self.keepalive,
             application_name=application_name,
             target_session_attrs=self.target_session_attrs,
             connect_timeout_seconds=min(_CONNECT_SECONDS, self.answer_timeout_ms / 1000),

@@ -15,7 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from headwater.config.pipeline import PipelineConfig
-from headwater.config.rules import (
+from headwater.config.settings import Settings
+from headwater.errors import ConfigError
+from headwater.secret import Secret
+from headwater.setting_rules import (
     Checked,
     Mistake,
     Problem,
@@ -23,11 +26,9 @@ from headwater.config.rules import (
     convert,
     raise_mistakes,
     setting_fields,
+    text_of,
 )
-from headwater.config.settings import Settings
-from headwater.errors import ConfigError
 from headwater.wire.pem import is_pem
-from headwater.wire.settings import Secret
 
 _SECTIONS = tuple(one for one in setting_fields(Settings) if one.name != "pipeline")
 _INDIRECT = frozenset({"env", "file"})
@@ -124,7 +125,7 @@ class _Reader:
         return self._placed(one, convert(one, value))
 
     def _mapping(self, value: Mapping[str, Any], prefix: str) -> dict[str, Secret]:
-        """A free table of strings; numbers and booleans are written as Spark and Iceberg spell them."""
+        """A free table of strings, in which every mistake is told by its name."""
         made: dict[str, Secret] = {}
         for name, item in value.items():
             key = f'{prefix}."{name}"'
@@ -133,9 +134,7 @@ class _Reader:
                     item = self._indirect(item)
                 if isinstance(item, dict):
                     raise Problem(f'expected a string, found a table; quote a name with dots: "{name}.x"')
-                if not isinstance(item, str | int | float):
-                    raise Problem("expected a string, a number, true or false")
-                made[name] = Secret(str(item).lower() if isinstance(item, bool) else str(item))
+                made[name] = text_of(item)
             except Problem as problem:
                 self.mistakes.append(Mistake(key, str(problem)))
         return made

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Annotated, ClassVar
 
 from headwater.config.connection import PgConnectionConfig
-from headwater.config.rules import Checked, Mistake, Setting
+from headwater.setting_rules import Checked, Mistake, Setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from headwater.config.pipeline import PipelineConfig
-from headwater.config.rules import SettingField, setting_fields
 from headwater.config.settings import Settings
+from headwater.setting_rules import SettingField, setting_fields
 
 BEGIN, END = "<!-- settings: generated, see headwater.config.reference -->", "<!-- end of settings -->"
 

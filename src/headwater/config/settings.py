@@ -12,8 +12,8 @@ from enum import StrEnum
 from typing import Annotated, ClassVar
 
 from headwater.config.pipeline import PipelineConfig
-from headwater.config.rules import Checked, Mistake, Setting
-from headwater.wire.settings import Secret
+from headwater.secret import Secret
+from headwater.setting_rules import Checked, Mistake, Setting
 
 
 class DestinationType(StrEnum):
@@ -111,6 +111,11 @@ class SparkConfig(Checked):
             "it would change names of the source."
         ),
     ] = field(default_factory=dict)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether driver and executors are one process, and so share a disk."""
+        return self.master.startswith("local")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

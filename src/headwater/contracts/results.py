@@ -20,7 +20,7 @@ from headwater.schema.table import TableId
 _LOOK_SECONDS = 0.2
 
 
-class _Outcome:
+class _Completion:
     """What the engine waits on; outlives the handle so that dropping the handle can be seen."""
 
     def __init__(self) -> None:
@@ -72,8 +72,8 @@ class _Outcome:
             return self._condition.wait_for(lambda: self._done, timeout_seconds)
 
 
-def _dropped(outcome: _Outcome, what: str) -> None:
-    outcome.complete(
+def _dropped(completion: _Completion, what: str) -> None:
+    completion.complete(
         DestinationError(
             f"the destination dropped the result of {what}",
             detail="the result handle was garbage collected before it was completed",
@@ -88,17 +88,17 @@ class Result:
     what = "a call"
 
     def __init__(self) -> None:
-        self._outcome = _Outcome()
-        self._finalizer = weakref.finalize(self, _dropped, self._outcome, self.what)
+        self._completion = _Completion()
+        self._finalizer = weakref.finalize(self, _dropped, self._completion, self.what)
         self._finalizer.atexit = False
 
     def done(self) -> None:
         """Everything of this call is durable. A second completion is ignored."""
-        self._outcome.complete(None)
+        self._completion.complete(None)
 
     def failed(self, error: Exception) -> None:
         """Nothing may be taken as durable; the engine decides by `error.retry` what comes next."""
-        self._outcome.complete(self._explained(error))
+        self._completion.complete(self._explained(error))
 
     def _explained(self, error: Exception) -> HeadwaterError:
         if isinstance(error, HeadwaterError):
@@ -125,7 +125,7 @@ class WriteEventsResult(Result):
 
     def missed(self, changes: Mapping[TableId, int]) -> None:
         """How many updates and deletes of a table found no row (invariant 18). Said before the call is completed, if at all."""
-        self._outcome.missed = dict(changes)
+        self._completion.missed = dict(changes)
 
     def reads_on(self, reads: Mapping[TableId, SourceRead]) -> None:
         """These tables, which `failed_tables` names as well, wait for what the stream says until the read's position.
@@ -136,7 +136,7 @@ class WriteEventsResult(Result):
         neither is so, say it here: the batch comes again with what followed it and with the read (`EventBatch.reads`), or,
         where too much followed, the table's error counts.
         """
-        self._outcome.reads = dict(reads)
+        self._completion.reads = dict(reads)
 
     def failed_tables(self, errors: Mapping[TableId, Exception]) -> None:
         """The named tables failed, everything else of this call is durable.
@@ -145,14 +145,14 @@ class WriteEventsResult(Result):
         through a new copy; the others go on. An error that says the destination is out of reach is nobody's own, and
         the whole batch is tried again.
         """
-        self._outcome.complete(None, {table: self._explained(error) for table, error in errors.items()})
+        self._completion.complete(None, {table: self._explained(error) for table, error in errors.items()})
 
 
 class PendingResult:
     """The engine's side of a handle."""
 
     def __init__(self, result: Result, deadline_seconds: float | None = None) -> None:
-        self._outcome = result._outcome
+        self._completion = result._completion
         self._what = result.what
         self._deadline_seconds = deadline_seconds
         self._started = time.monotonic()
@@ -161,38 +161,38 @@ class PendingResult:
     def done(self) -> bool:
         """Whether it is completed, by the destination or by its deadline."""
         self._look_at_deadline()
-        return self._outcome.done
+        return self._completion.done
 
     @property
     def table_errors(self) -> Mapping[TableId, HeadwaterError]:
         """The tables that failed by themselves, where the rest is durable."""
-        return self._outcome.table_errors
+        return self._completion.table_errors
 
     @property
     def missed(self) -> Mapping[TableId, int]:
         """Updates and deletes that found no row, by table; complete once it is done."""
-        return self._outcome.missed
+        return self._completion.missed
 
     @property
     def reads(self) -> Mapping[TableId, SourceRead]:
         """The tables that wait for more of the stream, with what was read for them."""
-        return self._outcome.reads
+        return self._completion.reads
 
     def on_done(self, callback: Callable[[], None]) -> None:
-        self._outcome.on_done(callback)
+        self._completion.on_done(callback)
 
     def raise_if_failed(self) -> None:
-        if self._outcome.error is not None:
-            raise self._outcome.error
+        if self._completion.error is not None:
+            raise self._completion.error
 
     def settle(self, timeout_seconds: float) -> bool:
         """Wait until completed, whatever the outcome; False if the time was not enough."""
-        return self._outcome.wait(timeout_seconds)
+        return self._completion.wait(timeout_seconds)
 
     def wait(self, stop: threading.Event | None = None) -> None:
         """Wait until completed; raise its error, or ShutdownRequested once `stop` is set."""
         watched = stop is not None or self._deadline_seconds is not None
-        while not self._outcome.wait(_LOOK_SECONDS if watched else None):
+        while not self._completion.wait(_LOOK_SECONDS if watched else None):
             self._look_at_deadline()
             if stop is not None and stop.is_set():
                 raise ShutdownRequested("stopped while waiting for the destination", hint="Start the pipeline again.")
@@ -204,9 +204,9 @@ class PendingResult:
         Never tried again by itself: the destination may still be at it, and there is one call for a table at a time.
         """
         limit = self._deadline_seconds
-        if limit is None or time.monotonic() - self._started < limit or self._outcome.done:
+        if limit is None or time.monotonic() - self._started < limit or self._completion.done:
             return
-        self._outcome.complete(
+        self._completion.complete(
             DestinationError(
                 f"the destination missed the deadline of {self._what}",
                 detail=f"the result was not completed within {limit:g} s; whether anything was written is not known",

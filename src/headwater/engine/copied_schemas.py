@@ -5,7 +5,7 @@ from __future__ import annotations
 from headwater.contracts.stores import PipelineStore
 from headwater.engine.table_states import TableStates
 from headwater.schema.table import ReplicatedTableSchema, SnapshotId, TableId
-from headwater.wire.relation import Relation
+from headwater.wire.relation import RelationMessage
 
 _NEWEST = SnapshotId(2**63 - 1)
 
@@ -15,7 +15,7 @@ class CopiedSchemas:
         self._store = store
         self._table_states = table_states
 
-    def of(self, table_id: TableId, relation: Relation | None = None) -> ReplicatedTableSchema | None:
+    def of(self, table_id: TableId, relation: RelationMessage | None = None) -> ReplicatedTableSchema | None:
         """The schema, and the columns of it that were copied.
 
         Without metadata of the destination, those that the fingerprint of the copy has: the stream may send fewer by now.

@@ -50,7 +50,7 @@ from headwater.source.rows import source_rows_reader
 from headwater.source.server import ServerFacts, server_facts
 from headwater.source.session import connect
 from headwater.source.slot_errors import LineageLost
-from headwater.spark.session import jvm_alive
+from headwater.spark.errors import jvm_alive
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

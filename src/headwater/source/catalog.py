@@ -20,7 +20,7 @@ from headwater.schema.table import (
     TableSchema,
 )
 from headwater.source.pg_types import resolve_types
-from headwater.source.publication import publication_facts, published_relations
+from headwater.source.publication import publication_options, published_relations
 from headwater.source.session import Connection, fetch_all
 
 # Indexes: a deferrable primary key identifies nothing within a transaction, and the server doesn't use it as identity
@@ -83,7 +83,7 @@ def load_table_schemas(
     """
     if not table_ids:
         return {}
-    publication_facts(connection, publication)
+    publication_options(connection, publication)
     version = connection.info.server_version
     rows = fetch_all(
         connection,

@@ -101,7 +101,7 @@ class SmallTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Relation:
+class Heap:
     """A heap to read: the table itself, or a leaf of a partitioned one."""
 
     name: TableName
@@ -133,11 +133,11 @@ def plan_copy(
     for whoever has one of them, who may wait for us.
     """
     _check_columns(table, schema)
-    relations = _relations(connection, table, leaves_are_locked)
-    total = sum(relation.bytes for relation in relations)
-    target = range_bytes(total, target_range_bytes, max(1, max_ranges - len(relations)), parallelism)
+    heaps = _heaps(connection, table, leaves_are_locked)
+    total = sum(heap.bytes for heap in heaps)
+    target = range_bytes(total, target_range_bytes, max(1, max_ranges - len(heaps)), parallelism)
     columns = select_list(schema.columns)
-    ranges = tuple(r for relation in relations for r in split_relation(relation, columns, table.row_filter, target))
+    ranges = tuple(r for heap in heaps for r in split_heap(heap, columns, table.row_filter, target))
     return CopyPlan(
         table_id=table.id,
         name=table.name,
@@ -164,16 +164,16 @@ def server_started_at(connection: Connection) -> str:
     return str(row[0])
 
 
-def split_relation(relation: Relation, columns: str, row_filter: str | None, target_bytes: int) -> list[CopyRange]:
+def split_heap(heap: Heap, columns: str, row_filter: str | None, target_bytes: int) -> list[CopyRange]:
     """Equal ranges of at most `target_bytes`, TOAST included: a few blocks may point to gigabytes of it."""
-    count = max(1, min(relation.blocks, -(-relation.bytes // target_bytes)))
-    bounds = [relation.blocks * i // count for i in range(count + 1)]
+    count = max(1, min(heap.blocks, -(-heap.bytes // target_bytes)))
+    bounds = [heap.blocks * i // count for i in range(count + 1)]
     ranges = []
     for i, (first, end) in enumerate(pairwise(bounds)):
         lower = first if i > 0 else None
         upper = end if i < count - 1 else None
-        sql = copy_statement(relation.name, columns, row_filter, lower, upper)
-        ranges.append(CopyRange(relation.name, sql, relation.bytes // count, relation.oid, relation.storage))
+        sql = copy_statement(heap.name, columns, row_filter, lower, upper)
+        ranges.append(CopyRange(heap.name, sql, heap.bytes // count, heap.oid, heap.storage))
     return ranges
 
 
@@ -220,7 +220,7 @@ def _check_columns(table: CopiedTable, schema: ReplicatedTableSchema) -> None:
         )
 
 
-_RELATIONS = """
+_HEAPS = """
 SELECT n.nspname, c.relname, c.relkind,
        {size},
        current_setting('block_size')::int, c.oid::bigint, c.relfilenode::bigint
@@ -236,13 +236,13 @@ _ESTIMATED = """
        greatest(c.relpages, 1)::bigint * current_setting('block_size')::int,
        (SELECT greatest(t.relpages, 0) FROM pg_class t WHERE t.oid = c.reltoastrelid)::bigint * current_setting('block_size')::int
 """
-_ITSELF = _RELATIONS.replace("{size}", _MEASURED) + "WHERE c.oid = %s"
-_LEAVES = PARTITION_TREE + _RELATIONS + "JOIN tree t ON t.oid = c.oid AND t.relkind <> 'p' ORDER BY c.oid"
+_ITSELF = _HEAPS.replace("{size}", _MEASURED) + "WHERE c.oid = %s"
+_LEAVES = PARTITION_TREE + _HEAPS + "JOIN tree t ON t.oid = c.oid AND t.relkind <> 'p' ORDER BY c.oid"
 
 _KINDS = {"f": "a foreign table", "v": "a view", "m": "a materialized view", "S": "a sequence", "c": "a composite type"}
 
 
-def _relations(connection: Connection, table: CopiedTable, leaves_are_locked: bool) -> list[Relation]:
+def _heaps(connection: Connection, table: CopiedTable, leaves_are_locked: bool) -> list[Heap]:
     rows = fetch_all(connection, _ITSELF, (table.id,), doing=f"planning the copy of {table.name}")
     if not rows:
         raise SchemaError(
@@ -258,15 +258,15 @@ def _relations(connection: Connection, table: CopiedTable, leaves_are_locked: bo
             {"tops": [table.id]},
             doing=f"planning the copy of {table.name}",
         )
-    relations = []
+    heaps = []
     for namespace, name, kind, heap_bytes, toast_bytes, block_bytes, oid, storage in rows:
         blocks = heap_bytes // block_bytes
-        relation = Relation(TableName(namespace, name), blocks, block_bytes, toast_bytes or 0, kind, oid, storage)
+        heap = Heap(TableName(namespace, name), blocks, block_bytes, toast_bytes or 0, kind, oid, storage)
         if kind != "r":
             raise SchemaError(
-                f"{relation.name} cannot be copied",
+                f"{heap.name} cannot be copied",
                 detail=f"It is {_KINDS.get(kind, f'of kind {kind!r}')}: it has no blocks to read or sends no changes.",
                 hint=f"Publish ordinary or partitioned tables only; {table.name} was asked for.",
             )
-        relations.append(relation)
-    return relations
+        heaps.append(heap)
+    return heaps

@@ -20,14 +20,14 @@ from headwater.errors import ConnectionLost, PipelineLocked
 from headwater.lsn import EndLsn
 from headwater.source.patient import PatientConnection, WaitEnded
 from headwater.source.session import Connection, connect, translated, translating
-from headwater.wire.settings import ConnectSettings, KeepaliveSettings
+from headwater.wire.settings import ConnectSettings, TcpKeepaliveConfig
 
 # "hdwt" as a number: the first half of the key, so that other users of advisory locks are not in the way.
 LOCK_CLASS = 0x68647774
 _NOTICE_SECONDS = 15.0
 _ANSWER_SECONDS = 10.0
 """For one round trip, unless the connection's answer timeout is shorter."""
-_KEEPALIVE = KeepaliveSettings(idle_seconds=5, interval_seconds=5, retries=2)
+_KEEPALIVE = TcpKeepaliveConfig(idle_seconds=5, interval_seconds=5, retries=2)
 _SERVER_KEEPALIVE = {"tcp_keepalives_idle": "5", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "2"}
 
 _POSITION = "CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END::text"

@@ -17,9 +17,9 @@ from headwater.source.preflight_slots import failover_findings, heartbeat_findin
 from headwater.source.preflight_tables import TableFacts, table_facts
 from headwater.source.publication import (
     OWN_NAMESPACE,
-    PublicationFacts,
+    PublicationOptions,
     PublishedTable,
-    publication_facts,
+    publication_options,
     published_tables,
 )
 from headwater.source.server import ServerFacts, server_facts
@@ -190,7 +190,7 @@ def _own_namespace(connection: Connection, server: ServerFacts) -> Iterator[Find
 
 def _publication(connection: Connection, name: str, locks: int) -> Iterator[Finding]:
     try:
-        publication = publication_facts(connection, name)
+        publication = publication_options(connection, name)
         tables = published_tables(connection, name)
     except SourceError as trouble:
         yield error(trouble.message, trouble.detail, trouble.hint)
@@ -242,7 +242,7 @@ def _rights(connection: Connection, facts: Sequence[TableFacts]) -> Iterator[Fin
         )
 
 
-def _identities(publication: PublicationFacts, facts: Sequence[TableFacts]) -> Iterator[Finding]:
+def _identities(publication: PublicationOptions, facts: Sequence[TableFacts]) -> Iterator[Finding]:
     if not (publication.update or publication.delete):
         return
     keyless = [fact.name.quoted for fact in facts if not fact.has_identity]
@@ -269,7 +269,9 @@ def _identities(publication: PublicationFacts, facts: Sequence[TableFacts]) -> I
         )
 
 
-def _left_out(connection: Connection, publication: PublicationFacts, facts: Sequence[TableFacts]) -> Iterator[Finding]:
+def _left_out(
+    connection: Connection, publication: PublicationOptions, facts: Sequence[TableFacts]
+) -> Iterator[Finding]:
     """What a user would look for in the lake and not find."""
     for fact in facts:
         if fact.unlogged is not None:

@@ -20,7 +20,7 @@ _PATIENCE_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class PublicationFacts:
+class PublicationOptions:
     name: str
     all_tables: bool
     insert: bool
@@ -55,7 +55,7 @@ class PublishedTable:
         return self.relkind == PARTITIONED
 
 
-def publication_facts(connection: Connection, publication: str) -> PublicationFacts:
+def publication_options(connection: Connection, publication: str) -> PublicationOptions:
     """The publication's settings; SourceError with a hint if there is no such publication."""
     row = fetch_one(
         connection,
@@ -66,7 +66,7 @@ def publication_facts(connection: Connection, publication: str) -> PublicationFa
     )
     if row is None:
         raise missing_publication(connection, publication)
-    return PublicationFacts(publication, *row)
+    return PublicationOptions(publication, *row)
 
 
 def missing_publication(connection: Connection, publication: str) -> SourceError:
@@ -195,7 +195,7 @@ def published_tables(
 
     Where another session has one of them locked, sizes are what the last VACUUM or ANALYZE saw.
     """
-    publication_facts(connection, publication)
+    publication_options(connection, publication)
     members = published_relations(connection.info.server_version)
     doing, parameters = "reading the publication's tables", {"publication": publication, "only": _oids(only)}
     try:

@@ -67,14 +67,14 @@ _WRITTEN_BY = ColumnSchema("xmin", BUILT_IN[20])
 def read_rows(connection: Connection, schema: ReplicatedTableSchema, keys: pa.Table) -> SourceRead:
     """The rows that have one of the keys now, all replicated columns; keys that are gone are missing in the answer."""
     doing = f"reading rows of {schema.name}"
-    table = _relation(connection, schema)
+    table = _table(connection, schema)
     storages = relation_storages(connection, [schema.id])
     with impatient(connection, _LOCK_SECONDS), translating(doing), connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         # Before the snapshot is taken: the rows of a table that is rewritten behind it would look deleted. A lock on a
         # partitioned table keeps nobody from rewriting a partition, hence the storages.
         connection.execute(sql.SQL("LOCK TABLE ONLY {} IN ACCESS SHARE MODE").format(table.name))
-        under_lock = _relation(connection, schema)
+        under_lock = _table(connection, schema)
         if under_lock.name != table.name:
             raise _not_the_same(schema, "it was renamed meanwhile")
         rows = _read(connection, schema, table, keys)
@@ -87,7 +87,7 @@ def read_rows(connection: Connection, schema: ReplicatedTableSchema, keys: pa.Ta
 
 
 @dataclass(frozen=True, slots=True)
-class _Relation:
+class _Table:
     """The table by its oid: its name may be another one by now, and another table's."""
 
     named: TableName
@@ -100,7 +100,7 @@ class _Relation:
         return sql.Identifier(self.named.namespace, self.named.name)
 
 
-def _relation(connection: Connection, schema: ReplicatedTableSchema) -> _Relation:
+def _table(connection: Connection, schema: ReplicatedTableSchema) -> _Table:
     row = fetch_one(connection, _RELATION, (schema.id,), doing=f"looking for table {schema.name}")
     if row is None:
         raise _not_the_same(schema, "it was dropped")
@@ -109,7 +109,7 @@ def _relation(connection: Connection, schema: ReplicatedTableSchema) -> _Relatio
     if in_recovery:
         # A standby does not list what runs: all from the first on may.
         snapshot = SourceSnapshot(snapshot.first_running, snapshot.first_running)
-    return _Relation(TableName(namespace, name), kind == "p", snapshot)
+    return _Table(TableName(namespace, name), kind == "p", snapshot)
 
 
 def _require_relation(connection: Connection, schema: ReplicatedTableSchema, name: TableName, oid: int) -> None:
@@ -132,7 +132,7 @@ def _not_the_same(schema: ReplicatedTableSchema, detail: str) -> SchemaError:
     )
 
 
-def _read(connection: Connection, schema: ReplicatedTableSchema, table: _Relation, keys: pa.Table) -> pa.Table:
+def _read(connection: Connection, schema: ReplicatedTableSchema, table: _Table, keys: pa.Table) -> pa.Table:
     if keys.num_rows == 0:
         return _empty(schema)
     if not schema.key:

@@ -32,9 +32,9 @@ from headwater.wire.hosts import ROLE_QUERY, ServerRole, connect_to_first
 from headwater.wire.patience import Patience, Verdict
 from headwater.wire.server_errors import without_values
 from headwater.wire.settings import ConnectSettings
+from headwater.wire.sockets import not_ready
 from headwater.wire.startup import PINNED, PINNED_SINCE, RESTRICTED
 from headwater.wire.tls import check_files, naming_limits_of_files
-from headwater.wire.transport import not_ready
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 Parameters = Sequence[Any] | Mapping[str, Any] | None

@@ -49,26 +49,26 @@ class HeldRows:
 
 NO_ROWS = HeldRows(b"")
 
-Outcome = HeldRows | HeadwaterError | None
+ReadTable = HeldRows | HeadwaterError | None
 """None for a table that did not fit."""
 
 
 def read_in_one_job(
     spark: SparkSession, tables: Sequence[SmallTable], most_tasks: int, budget_bytes: int
-) -> Mapping[TableId, Outcome]:
+) -> Mapping[TableId, ReadTable]:
     """Read all of them at once, by at most `most_tasks` connections. What went wrong with a table is its own answer."""
     tasks = deal([replace(table, origin=table.origin.portable()) for table in tables], most_tasks)
     if not tasks:
         return {}
     read = _reader(tasks, budget_bytes // len(tasks))
     numbers = spark.range(0, len(tasks), 1, numPartitions=len(tasks))
-    outcomes: dict[TableId, Outcome] = {}
+    read_tables: dict[TableId, ReadTable] = {}
     for id, rows, error in map_in_arrow(numbers, telling(read), _ANSWER).collect():
         if error is not None:
-            outcomes[TableId(id)] = from_text(error)
+            read_tables[TableId(id)] = from_text(error)
         else:
-            outcomes[TableId(id)] = None if rows is None else HeldRows(bytes(rows))
-    return outcomes
+            read_tables[TableId(id)] = None if rows is None else HeldRows(bytes(rows))
+    return read_tables
 
 
 def deal(tables: Sequence[SmallTable], most_tasks: int) -> list[list[SmallTable]]:

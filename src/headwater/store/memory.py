@@ -6,9 +6,9 @@ import threading
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+from headwater.contracts.metadata import DestinationTableMetadata
 from headwater.contracts.stores import (
     APPLY,
-    DestinationTableMetadata,
     Lineage,
     OperationKind,
     PipelineStore,

@@ -12,25 +12,23 @@ from importlib import resources
 from threading import Event
 from typing import Any
 
+from headwater.contracts.metadata import DestinationTableMetadata, metadata_from_json, metadata_to_json
 from headwater.contracts.stores import (
-    DestinationTableMetadata,
     Lineage,
     OperationKind,
     PipelineStore,
     TableSchemaRetention,
     TableStateOperation,
     WorkerType,
-    metadata_from_json,
-    metadata_to_json,
 )
 from headwater.errors import PipelineLocked, StoreError
 from headwater.lsn import EndLsn
 from headwater.schema.table import SnapshotId, TableId, TableSchema, schema_from_json, schema_to_json
-from headwater.source.migrate import apply_migrations, read_migrations
 from headwater.source.session import Connection
 from headwater.states import INIT, Phase, TableState, state_from_json, state_to_json
 from headwater.store.connection import Answer, StoreConnection
 from headwater.store.memory import MemoryStore, nothing_to_roll_back_to, refuse_memory_only, table_of
+from headwater.store.migrate import apply_migrations, read_migrations
 from headwater.store.queries import writes
 from headwater.store.removal import Removed, is_there, remove_pipeline
 from headwater.wire.settings import ConnectSettings

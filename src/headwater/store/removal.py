@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import psycopg
 
-from headwater.source.migrate import hold_migrations
 from headwater.source.session import Connection
+from headwater.store.migrate import hold_migrations
 
 _TABLES = (
     "table_states",

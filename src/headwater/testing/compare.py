@@ -68,7 +68,7 @@ def confirmed_position(connection: Connection, slot_name: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class RowDifference:
     """One row that is not the same on both sides; None for a side that lacks it."""
 
     key: tuple[Any, ...]
@@ -97,7 +97,7 @@ class TableComparison:
     differing: int
     missing: int
     extra: int
-    examples: tuple[Difference, ...] = ()
+    examples: tuple[RowDifference, ...] = ()
 
     @property
     def equal(self) -> bool:
@@ -138,7 +138,7 @@ def compare_rows(
     declared = arrow_schema(schema)
     key = list(schema.key) or declared.names
     found: Counter[str] = Counter()
-    examples: list[Difference] = []
+    examples: list[RowDifference] = []
     with tempfile.TemporaryDirectory(prefix="headwater-compare-") as directory:
         left = _Side(declared, key, Path(directory) / "source", bucket_rows)
         right = _Side(declared, key, Path(directory) / "lake", bucket_rows)
@@ -241,7 +241,7 @@ def _bits(table: pa.Table) -> pa.Table:
     return table
 
 
-def _differences(source: pa.Table, lake: pa.Table, key: list[str]) -> Iterator[Difference]:
+def _differences(source: pa.Table, lake: pa.Table, key: list[str]) -> Iterator[RowDifference]:
     left, right = _by_key(source, key), _by_key(lake, key)
     for found in left.keys() | right.keys():
         ours, theirs = left.get(found, []), right.get(found, [])
@@ -258,7 +258,7 @@ def _differences(source: pa.Table, lake: pa.Table, key: list[str]) -> Iterator[D
             one = ours[number] if number < len(ours) else None
             other = theirs[number] if number < len(theirs) else None
             either = one or other or {}
-            yield Difference(tuple(either[name] for name in key), one, other)
+            yield RowDifference(tuple(either[name] for name in key), one, other)
 
 
 def _by_key(table: pa.Table, key: list[str]) -> dict[str, list[dict[str, Any]]]:
@@ -283,7 +283,7 @@ def _same(one: object, other: object) -> bool:
     return type(one) is type(other) and _exact(one) == _exact(other)
 
 
-def _kind(difference: Difference) -> str:
+def _kind(difference: RowDifference) -> str:
     if difference.source is None:
         return "extra"
     return "missing" if difference.lake is None else "differing"

@@ -26,11 +26,12 @@ import psycopg
 from psycopg import sql
 
 from headwater.errors import HeadwaterError
+from headwater.secret import Secret
 from headwater.testing import binaries
 from headwater.testing.binaries import Installation
 from headwater.testing.runtime import ServerDirectory, ServerUser, runnable, start_watchdog
 from headwater.testing.template import SUPERUSER, make_data_directory, server_environment
-from headwater.wire.settings import ConnectSettings, Secret
+from headwater.wire.settings import ConnectSettings
 
 StopMode = Literal["smart", "fast", "immediate"]
 _SIGNALS = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}

@@ -25,10 +25,15 @@ Connection = psycopg.Connection[Any]
 
 # A row must fit into one block of the CSV reader.
 BLOCK_BYTES = 16 * 1024 * 1024
-_PINNED = (
-    "set datestyle = 'ISO'; set timezone = 'UTC'; set bytea_output = 'hex'; set extra_float_digits = 1; "
-    "set intervalstyle = 'postgres'"
-)
+# A list of its own, as all of the comparison; a test says that what both lists name has the same value.
+PINNED = {
+    "DateStyle": "ISO, MDY",
+    "IntervalStyle": "postgres",
+    "TimeZone": "UTC",
+    "bytea_output": "hex",
+    "extra_float_digits": "3",
+    "row_security": "off",
+}
 _COLUMNS = """
 with recursive base as (
     select a.attnum, a.attname, a.attnotnull, a.atttypid as type, a.atttypmod as typmod, 0 as depth
@@ -78,7 +83,8 @@ def read_source(
 ) -> Iterator[pa.RecordBatch]:
     """The rows of the table now, in no order, without those of tables that inherit from it: a publication sends these as
     tables of their own. The connection's text settings are pinned by this."""
-    connection.execute(_PINNED)
+    for name, value in PINNED.items():
+        connection.execute("select set_config(%s, %s, false)", [name, value])
     select = sql.SQL("select {} from {} {} where {}").format(
         sql.SQL(", ").join(_expression(column) for column in schema.columns),
         sql.SQL("" if _is_partitioned(connection, schema) else "only"),

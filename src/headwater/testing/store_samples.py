@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from headwater.contracts.stores import DestinationTableMetadata, Watermark
+from headwater.contracts.metadata import DestinationTableMetadata, Watermark
 from headwater.errors import HeadwaterError, Retry
 from headwater.lsn import CommitLsn
 from headwater.schema.table import ColumnSchema, ReplicaIdentity, SnapshotId, TableId, TableName, TableSchema

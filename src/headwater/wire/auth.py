@@ -17,7 +17,8 @@ from headwater.wire import channel_binding, messages
 from headwater.wire.channel_binding import binding_of
 from headwater.wire.messages import Body
 from headwater.wire.saslprep import PreparedPassword
-from headwater.wire.settings import ConnectSettings, TlsMode
+from headwater.wire.settings import ConnectSettings
+from headwater.wire.tls_config import TlsMode
 
 _OK = 0
 _CLEARTEXT = 3
@@ -144,7 +145,7 @@ def binding_impossible(settings: ConnectSettings) -> AuthenticationError:
     return AuthenticationError(
         f"SCRAM cannot be bound to the TLS connection with the server at {settings.address}",
         detail="the signature of the server's certificate has no hash that both sides know (as with Ed25519 and Ed448), and "
-        f'tls.mode = "{settings.tls.mode}" does not verify the certificate; nothing was sent',
+        f'tls.mode = "{settings.tls.sslmode}" does not verify the certificate; nothing was sent',
         hint='Set tls.mode = "verify-full" with tls.trusted_root_certs, under which no binding is needed, or give the server '
         "a certificate with an RSA or ECDSA signature.",
     )
@@ -170,8 +171,8 @@ def md5_refused(settings: ConnectSettings) -> AuthenticationError:
 
 def _not_verified(settings: ConnectSettings) -> str:
     return (
-        f'tls.mode is "{settings.tls.mode}" without trusted_root_certs, under which the server\'s certificate is not '
+        f'tls.mode is "{settings.tls.sslmode}" without trusted_root_certs, under which the server\'s certificate is not '
         "verified and any server could be asking; nothing was sent"
-        if settings.tls.mode is not TlsMode.DISABLE
+        if settings.tls.sslmode is not TlsMode.DISABLE
         else 'tls.mode is "disable", under which any server could be asking, and others could read it; nothing was sent'
     )

@@ -7,7 +7,6 @@ belongs to psycopg.
 
 from __future__ import annotations
 
-import logging
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -20,21 +19,21 @@ from headwater.errors import AuthenticationError, ConnectionLost, HeadwaterError
 from headwater.lsn import EndLsn
 from headwater.wire import messages
 from headwater.wire.auth import Authentication
-from headwater.wire.chunks import Chunk, Inbox
+from headwater.wire.chunks import Chunk
 from headwater.wire.commands import identifier, literal, slot_named_in
+from headwater.wire.conversation import Conversation, unexpected
 from headwater.wire.hosts import ROLE_QUERY, ServerRole, connect_to_first
 from headwater.wire.messages import ErrorFields, Message
 from headwater.wire.pacing import Pacing
-from headwater.wire.patience import Patience, Verdict, silent
+from headwater.wire.patience import Patience, Verdict
 from headwater.wire.probe import what_became_of
 from headwater.wire.replication import ReplicationStream
 from headwater.wire.server_errors import to_error
-from headwater.wire.settings import ConnectSettings, TargetSessionAttrs, TlsMode
+from headwater.wire.settings import ConnectSettings, TargetSessionAttrs
 from headwater.wire.startup import PINNED, PINNED_SINCE, RESTRICTED, RESTRICTED_SINCE
 from headwater.wire.tls import alerted, check_files, naming_limits_of_files
-from headwater.wire.transport import Transport, not_ready, open_transport
-
-_log = logging.getLogger(__name__)
+from headwater.wire.tls_config import TlsMode
+from headwater.wire.transport import Transport, open_transport
 
 
 class WireConnection:
@@ -43,12 +42,10 @@ class WireConnection:
     def __init__(self, settings: ConnectSettings, transport: Transport) -> None:
         self._settings = settings
         self._transport = transport
-        self._inbox = Inbox(transport)
-        self._occupied_by = ""
+        self._conversation = Conversation(settings, transport, Patience(settings, ask_about))
+        self._inbox = self._conversation.inbox
         self._key = b""
-        self.parameters: dict[str, str] = {}
         self.backend_pid = 0
-        self.patience = Patience(settings, ask_about)
 
     @classmethod
     def connect(
@@ -66,7 +63,7 @@ class WireConnection:
     def _open_preferring_tls(
         cls, settings: ConnectSettings, replication: bool, options: Mapping[str, str]
     ) -> WireConnection:
-        if settings.tls.mode is TlsMode.PREFER and not settings.is_unix_socket:
+        if settings.tls.sslmode is TlsMode.PREFER and not settings.is_unix_socket:
             # Files that cannot be used are the user's to mend, and no reason to go on in plain.
             with naming_limits_of_files(settings):
                 check_files(settings.tls)
@@ -76,7 +73,7 @@ class WireConnection:
         except (TlsError, AuthenticationError) as error:
             # libpq's prefer: a server that has TLS but cannot use it with us, or admits this role only without, gets a
             # second try in plain. Under plain already, or with a wrong password, it would only fail the same way again.
-            if settings.tls.mode is not TlsMode.PREFER or settings.is_unix_socket:
+            if settings.tls.sslmode is not TlsMode.PREFER or settings.is_unix_socket:
                 raise
             if isinstance(error, AuthenticationError) and "pg_hba.conf" not in error.message:
                 raise
@@ -92,7 +89,7 @@ class WireConnection:
     ) -> WireConnection:
         transport = open_transport(settings, deadline)
         try:
-            if settings.tls.mode is not TlsMode.DISABLE and not settings.is_unix_socket:
+            if settings.tls.sslmode is not TlsMode.DISABLE and not settings.is_unix_socket:
                 with naming_limits_of_files(settings):
                     transport.start_tls(settings, deadline)
             connection = cls(settings, transport)
@@ -127,18 +124,18 @@ class WireConnection:
                 raise to_error(messages.parse_error_fields(body), self._settings, starting=True)
             elif kind == messages.BACKEND_KEY:
                 self.backend_pid, self._key = messages.parse_backend_key(body)
-                self.patience.backend_pid = self.backend_pid
+                self._conversation.patience.backend_pid = self.backend_pid
             elif kind == messages.SYNC_END:
                 break
-            elif kind != messages.NEGOTIATE_VERSION and not self.take_asynchronous(message):
-                raise _unexpected(kind, "while the session starts")
+            elif kind != messages.NEGOTIATE_VERSION and not self._conversation.take_asynchronous(message):
+                raise unexpected(kind, "while the session starts")
         newer = [name for since, name in PINNED_SINCE if self.server_version >= since and name not in options]
         if self.server_version >= RESTRICTED_SINCE:
             self.query("; ".join([*(f"SET {name} = 0" for name in newer), RESTRICTED]))
 
     def _next_while_starting(self, allowed: Mapping[bytes, int]) -> Message:
         try:
-            return self._next_of_any_kind(None, allowed)
+            return self._conversation.next_of_any_kind(None, allowed)
         except ConnectionLost as error:
             # Under TLS 1.3 a server refuses a client's certificate only after the handshake is over for the client.
             reason = str(getattr(error.__cause__, "reason", ""))
@@ -161,21 +158,26 @@ class WireConnection:
         return major * 10000 + minor if major >= 10 else major * 10000 + minor * 100 + patch
 
     @property
+    def parameters(self) -> Mapping[str, str]:
+        """What the server reported of its settings."""
+        return self._conversation.parameters
+
+    @property
     def closed(self) -> bool:
-        return self._transport.closed
+        return self._conversation.closed
 
     def query(self, sql: str, *, waits: bool = False) -> list[dict[str, str | None]]:
         """Run SQL or a replication command; the rows of its last result, as text.
 
         One that `waits` for others, or works for long, has no deadline while the server is at work (see `patience`).
         """
-        self._begin("query", sql, None if waits else self._settings.answer_timeout_seconds)
+        self._conversation.begin("query", sql, None if waits else self._settings.answer_timeout_seconds)
         names: list[str] = []
         rows: list[dict[str, str | None]] = []
         failure: ErrorFields | None = None
-        with self._closing_on_failure():
+        with self._conversation.closing_on_failure():
             while True:
-                kind, body = self._next_answer(failure)
+                kind, body = self._conversation.next_answer(failure)
                 if kind == messages.SYNC_END:
                     break
                 if kind == messages.ROW_DESCRIPTION:
@@ -190,8 +192,8 @@ class WireConnection:
                 elif kind == messages.ERROR:
                     failure = messages.parse_error_fields(body)
                 elif kind not in (messages.COMMAND_COMPLETE, messages.EMPTY_QUERY):
-                    raise _unexpected(kind, "in the answer to a query")
-        self._occupied_by = ""
+                    raise unexpected(kind, "in the answer to a query")
+        self._conversation.occupied_by = ""
         if failure is not None:
             raise to_error(failure, self._settings, slot=slot_named_in(sql))
         return rows
@@ -202,43 +204,44 @@ class WireConnection:
         The connection is busy until the iterator is exhausted. One that is abandoned before takes the connection with
         it: the rest of the data would have to be read to get past it.
         """
-        self._begin("COPY", sql)
-        with self._closing_on_failure():
-            self._enter_copy(messages.COPY_OUT, sql)
+        self._conversation.begin("COPY", sql)
+        with self._conversation.closing_on_failure():
+            self._conversation.enter_copy(messages.COPY_OUT, sql)
             self._inbox.reserve(chunk_bytes)
         return self._copied_chunks(chunk_bytes)
 
     def _copied_chunks(self, chunk_bytes: int) -> Iterator[Chunk]:
         inbox, pacing = self._inbox, Pacing(self._transport)
         failure: ErrorFields | None = None
-        with self._closing_on_failure():
+        with self._conversation.closing_on_failure():
             while True:
                 inbox.split_copy_data()
                 if inbox.whole_bytes and (inbox.whole_bytes >= chunk_bytes or inbox.is_full or inbox.meets_other):
                     yield inbox.take_chunk()
                     # Whoever takes chunks may be slow; that is no silence of the server's.
-                    self.patience.heard()
+                    self._conversation.patience.heard()
                     continue
                 if inbox.meets_other:
-                    kind, body = message = self._next_of_any_kind(failure)
+                    kind, body = message = self._conversation.next_of_any_kind(failure)
                     if kind == messages.SYNC_END:
                         break
                     if kind == messages.ERROR:
                         failure = messages.parse_error_fields(body)
-                    elif kind not in (messages.COPY_DONE, messages.COMMAND_COMPLETE) and not self.take_asynchronous(
-                        message
-                    ):
-                        raise _unexpected(kind, "in the data of a COPY")
+                    elif kind not in (
+                        messages.COPY_DONE,
+                        messages.COMMAND_COMPLETE,
+                    ) and not self._conversation.take_asynchronous(message):
+                        raise unexpected(kind, "in the data of a COPY")
                     continue
                 if (count := inbox.receive()) == 0:
-                    self._wait_for_answer()
+                    self._conversation.wait_for_answer()
                     continue
-                self.patience.heard()
+                self._conversation.patience.heard()
                 pacing.arrived(count)
                 if pacing.wants_nap(count):
                     pacing.nap()
         self._inbox.reserve(0)
-        self._occupied_by = ""
+        self._conversation.occupied_by = ""
         if failure is not None:
             raise to_error(failure, self._settings)
 
@@ -259,14 +262,12 @@ class WireConnection:
         longest = self._settings.answer_timeout_seconds
         listed = ", ".join(f"{identifier(name)} {literal(value)}" for name, value in options.items())
         command = f"START_REPLICATION SLOT {identifier(slot)} LOGICAL {start}" + (f" ({listed})" if listed else "")
-        self._begin("replication", command, longest)
-        with self._closing_on_failure():
-            self._enter_copy(messages.COPY_BOTH, command, slot)
+        self._conversation.begin("replication", command, longest)
+        with self._conversation.closing_on_failure():
+            self._conversation.enter_copy(messages.COPY_BOTH, command, slot)
             self._inbox.reserve(chunk_bytes)
         return ReplicationStream(
-            self,
-            self._transport,
-            self._inbox,
+            self._conversation,
             slot,
             start,
             status_interval_seconds=status_interval_seconds,
@@ -291,11 +292,7 @@ class WireConnection:
 
     def close(self) -> None:
         """End the session. Twice is fine."""
-        if not self._transport.closed:
-            if not self._occupied_by:
-                with suppress(ConnectionLost):
-                    self._transport.send(messages.terminate())
-            self._transport.close()
+        self._conversation.close()
 
     def __enter__(self) -> Self:
         return self
@@ -304,155 +301,6 @@ class WireConnection:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
-
-    # What a ReplicationStream needs of its connection; not for anyone else.
-
-    def take_asynchronous(self, message: Message) -> bool:
-        """Whether this was one of the messages a server may send at any time; if so it is dealt with."""
-        if message.kind == messages.PARAMETER_STATUS:
-            name, value = messages.parse_parameter(message.body)
-            known = len(self.parameters.keys() | {name})
-            if len(message.body) > messages.MAX_PARAMETER_BYTES or known > messages.MAX_PARAMETERS:
-                raise ProtocolError(
-                    "server reports more settings than a server has",
-                    detail=f"{known} so far, the last of {len(message.body)} bytes",
-                    hint="Check that host and port are those of a Postgres server.",
-                )
-            self.parameters[name] = value
-        elif message.kind == messages.NOTICE:
-            notice = messages.parse_error_fields(message.body)
-            _log.log(
-                logging.WARNING if notice.severity == "WARNING" else logging.DEBUG,
-                "server at %s: %s %s: %s", self._settings.address, notice.severity, notice.sqlstate, notice.message,
-            )  # fmt: skip
-        elif message.kind != messages.NOTIFICATION:
-            return False
-        return True
-
-    def failure(self, body: bytes, slot: str | None) -> HeadwaterError:
-        return to_error(messages.parse_error_fields(body), self._settings, slot=slot)
-
-    def release(self) -> None:
-        """The stream has ended in order: the session takes commands again."""
-        self._inbox.reserve(0)
-        self._occupied_by = ""
-
-    def silent(self, seconds: float) -> ConnectionLost:
-        return silent(self._settings, seconds, "a reply that was asked for did not come")
-
-    def _begin(self, what: str, sql: str, longest_seconds: float | None = None) -> None:
-        if self.closed:
-            raise ConnectionLost(
-                f"connection to the server at {self._settings.address} is closed", hint="Open a new connection."
-            )
-        if self._occupied_by:
-            raise RuntimeError(f"connection is busy with a {self._occupied_by} and takes no {what}")
-        self._occupied_by = what
-        self.patience.begin(longest_seconds)
-        with self._closing_on_failure():
-            try:
-                self._transport.send(messages.query(sql))
-            except ConnectionLost as error:
-                raise self._last_word() or error from None
-
-    def _last_word(self) -> HeadwaterError | None:
-        """Why the server hung up, if it said so before it did: that is still in the buffers when a send fails."""
-        with suppress(ConnectionLost, ProtocolError):
-            while True:
-                while (message := self._inbox.message()) is not None:
-                    if message.kind == messages.ERROR:
-                        return self.failure(message.body, None)
-                if self._inbox.receive() == 0:
-                    break
-        return None
-
-    def _enter_copy(self, expected: bytes, command: str, slot: str | None = None) -> None:
-        """Wait until the server begins to copy; an error instead leaves the session usable."""
-        failure: ErrorFields | None = None
-        while True:
-            kind, body = self._next_answer(failure)
-            if kind == expected and failure is None:
-                return
-            if kind == messages.ERROR:
-                failure = messages.parse_error_fields(body)
-            elif kind == messages.SYNC_END:
-                self._occupied_by = ""
-                if failure is None:
-                    raise ProtocolError("command did not start a COPY", hint="Pass one COPY ... TO STDOUT statement.")
-                raise to_error(failure, self._settings, slot=slot)
-            elif kind not in (
-                messages.COMMAND_COMPLETE,
-                messages.ROW_DESCRIPTION,
-                messages.DATA_ROW,
-                messages.EMPTY_QUERY,
-            ):
-                raise _unexpected(kind, "before a COPY begins")
-
-    def _next_answer(self, failure: ErrorFields | None) -> Message:
-        while self.take_asynchronous(message := self._next_of_any_kind(failure)):
-            pass
-        return message
-
-    def _next_of_any_kind(self, failure: ErrorFields | None, allowed: Mapping[bytes, int] | None = None) -> Message:
-        """Wait for one message. A server that said why and then hung up has said why: that is the error."""
-        deadline = self._transport.deadline
-        if deadline is not None:
-            self._check_start(deadline)
-            allowed = allowed or messages.WHILE_STARTING
-        try:
-            while (message := self._inbox.message(allowed)) is None:
-                if self._inbox.receive() == 0:
-                    if deadline is None:
-                        self._wait_for_answer()
-                    else:
-                        self._transport.wait_until(deadline, self._settings)
-                elif deadline is not None:
-                    self._check_start(deadline)
-                else:
-                    self.patience.heard()
-        except ConnectionLost:
-            if failure is None:
-                raise
-            raise to_error(failure, self._settings) from None
-        return message
-
-    def _wait_for_answer(self) -> None:
-        if not self._transport.wait(self.patience.step_seconds):
-            self.patience.check()
-
-    def _check_start(self, deadline: float) -> None:
-        """A server that never stops talking would hold us for ever: it is waited for, and listened to, only so long."""
-        if time.monotonic() >= deadline:
-            raise not_ready(self._settings)
-        if self._inbox.received > messages.MAX_START_BYTES:
-            raise ProtocolError(
-                "server sends too much before the session is ready",
-                detail=f"more than {messages.MAX_START_BYTES >> 20} MiB",
-                hint="Check that host and port are those of a Postgres server, and for a login trigger with many notices.",
-            )
-
-    def _closing_on_failure(self) -> _ClosingOnFailure:
-        return _ClosingOnFailure(self)
-
-
-class _ClosingOnFailure:
-    """A conversation that broke off in the middle cannot be resumed: whatever is sent next would be misread."""
-
-    def __init__(self, connection: WireConnection) -> None:
-        self._connection = connection
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if kind is not None and self._connection._occupied_by:
-            self._connection._transport.close()
-
-
-def _unexpected(kind: bytes, when: str) -> ProtocolError:
-    return ProtocolError(f"unexpected message {kind!r} {when}")
 
 
 def ask_about(settings: ConnectSettings, backend_pid: int) -> Verdict:
@@ -463,7 +311,7 @@ def ask_about(settings: ConnectSettings, backend_pid: int) -> Verdict:
     def ask(question: str) -> tuple[int, dict[str, str | None]]:
         with WireConnection.connect(same) as session:
             # The question is short, and nobody asks what became of it.
-            session.patience = Patience(same, None)
+            session._conversation.patience = Patience(same, None)
             (row,) = session.query(question)
             return session.backend_pid, row
 

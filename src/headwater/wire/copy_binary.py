@@ -11,7 +11,7 @@ from headwater.errors import ProtocolError
 from headwater.schema.arrow import arrow_type
 from headwater.schema.table import ColumnSchema
 from headwater.wire.columns import Bytes, decode_column
-from headwater.wire.kernels import COPY_SIGNATURE, copy_fields, copy_rows
+from headwater.wire.copy_kernels import COPY_SIGNATURE, copy_fields, copy_rows
 from headwater.wire.letters import COPY_DATA, FIELD_BINARY
 
 _FRAME_HEADER = 5

@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 
 from headwater.errors import ConnectError, ConnectionLost, HeadwaterError, LimitReached, Retry
 from headwater.wire.settings import ConnectSettings, TargetSessionAttrs
-from headwater.wire.transport import each_address
+from headwater.wire.sockets import each_address
 
 
 class _Session(Protocol):

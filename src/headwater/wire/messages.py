@@ -15,8 +15,6 @@ from typing import NamedTuple
 from headwater.errors import ProtocolError
 from headwater.lsn import EndLsn
 
-# Postgres counts days and microseconds from 2000-01-01, Unix from 1970-01-01.
-EPOCH_2000_SECONDS = 946_684_800
 PROTOCOL_3_0 = 196608
 SSL_REQUEST = struct.pack("!ii", 8, 80877103)
 _CANCEL_REQUEST_CODE = 80877102

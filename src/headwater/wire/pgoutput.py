@@ -24,9 +24,9 @@ from headwater.schema.table import ReplicatedTableSchema, TableId
 from headwater.wire import kernels as k
 from headwater.wire.columns import Bytes
 from headwater.wire.letters import DELETE, INSERT, MESSAGE, ORIGIN, RELATION, TRUNCATE, TYPE, UPDATE
-from headwater.wire.relation import Relation, parse_relation, parse_truncate
+from headwater.wire.relation import RelationMessage, parse_relation, parse_truncate
 from headwater.wire.runs import decode_run, on_disk
-from headwater.wire.segment import Commit, Segment, TransactionLog
+from headwater.wire.segment import Segment, StreamCommit, TransactionLog
 from headwater.wire.spool import DiskBuffer, MemoryBudget, Spool
 from headwater.wire.streamed import StreamedTransaction, StreamedTransactions
 
@@ -56,7 +56,7 @@ class Mismatch(Enum):
 MISMATCH: Literal[Mismatch.MISMATCH] = Mismatch.MISMATCH
 Answer = Ownership | Literal[Mismatch.MISMATCH] | None
 """None drops the changes, and so does MISMATCH, which puts the table into the batch's `changed`."""
-Assign = Callable[[Relation, CommitLsn], Answer]
+Assign = Callable[[RelationMessage, CommitLsn], Answer]
 """Asked once per table and Relation version of a batch, with the first commit that concerns it."""
 
 
@@ -70,7 +70,7 @@ class PgOutputDecoder:
     def __init__(self, spool: Spool | None = None, budget: MemoryBudget | None = None) -> None:
         self._spool = spool
         self._budget = budget
-        self._relations: dict[int, Relation] = {}
+        self._relations: dict[int, RelationMessage] = {}
         self._streamed = StreamedTransactions()
         self._state = np.zeros(k.STATE_SIZE, np.int64)
         self._transactions = TransactionLog()
@@ -154,7 +154,7 @@ class PgOutputDecoder:
             self._sealable = len(self._segments)
             segment.commit_end = int(self._state[k.LAST_COMMIT_END])
 
-    def _committed(self, commit: Commit, transaction: StreamedTransaction) -> None:
+    def _committed(self, commit: StreamCommit, transaction: StreamedTransaction) -> None:
         """A transaction that came in blocks is whole: it stands where it commits, as if it had come at once."""
         index, begin = int(self._state[k.TX_COUNT]), self._positions
         segments = transaction.segments or [Segment(begin, in_block=True)]
@@ -235,13 +235,13 @@ class _Decoding:
     """One batch being decoded: steps per table, in order."""
 
     def __init__(
-        self, relations: dict[int, Relation], transactions: Transactions, assign: Assign, spool: Spool | None
+        self, relations: dict[int, RelationMessage], transactions: Transactions, assign: Assign, spool: Spool | None
     ) -> None:
         self._spool = spool
         self._relations = relations
         self._transactions = transactions
         self._assign = assign
-        self._owners: dict[Relation, Ownership | None] = {}
+        self._owners: dict[RelationMessage, Ownership | None] = {}
         self._steps: dict[TableId, list[Step]] = {}
         self._ordinals: dict[int, tuple[int, int]] = {}
         """For each table the last transaction seen and how many of its messages were counted, across segments."""

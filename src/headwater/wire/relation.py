@@ -18,7 +18,7 @@ class RelationColumn:
 
 
 @dataclass(frozen=True, slots=True)
-class Relation:
+class RelationMessage:
     """A table as the stream describes it in this connection."""
 
     id: TableId
@@ -76,7 +76,7 @@ class _Reader:
             raise ProtocolError("pgoutput message longer than its content", offset=self._base + self._pos)
 
 
-def parse_relation(data: bytes, offset: int = 0) -> Relation:
+def parse_relation(data: bytes, offset: int = 0) -> RelationMessage:
     reader = _Reader(data, offset)
     _, oid = reader.unpack("!cI")
     # An empty namespace stands for pg_catalog.
@@ -89,7 +89,7 @@ def parse_relation(data: bytes, offset: int = 0) -> Relation:
         type_oid, typmod = reader.unpack("!Ii")
         columns.append(RelationColumn(bool(flags & 1), column, type_oid, typmod))
     reader.finish()
-    return Relation(TableId(oid), TableName(namespace, name), identity.decode("latin-1"), tuple(columns))  # type: ignore[attr-defined]
+    return RelationMessage(TableId(oid), TableName(namespace, name), identity.decode("latin-1"), tuple(columns))  # type: ignore[attr-defined]
 
 
 def parse_truncate(data: bytes, offset: int = 0) -> tuple[tuple[TableId, ...], bool, bool]:

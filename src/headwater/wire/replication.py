@@ -16,22 +16,20 @@ import logging
 import threading
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numba import njit
 
+from headwater.changes import EPOCH_2000_SECONDS
 from headwater.errors import ConnectionLost, HeadwaterError, ProtocolError
 from headwater.lsn import ZERO, EndLsn
 from headwater.wire import messages
-from headwater.wire.chunks import Chunk, Inbox
+from headwater.wire.chunks import Chunk
+from headwater.wire.conversation import Conversation
 from headwater.wire.letters import KEEPALIVE_SIZE, PRIMARY_KEEPALIVE, XLOG_DATA, XLOG_DATA_HEADER
 from headwater.wire.messages import Message
 from headwater.wire.pacing import Pacing
-from headwater.wire.transport import Transport
-
-if TYPE_CHECKING:
-    from headwater.wire.connection import WireConnection
 
 _log = logging.getLogger(__name__)
 
@@ -74,9 +72,7 @@ class ReplicationStream:
 
     def __init__(
         self,
-        connection: WireConnection,
-        transport: Transport,
-        inbox: Inbox,
+        conversation: Conversation,
         slot: str,
         start: EndLsn,
         *,
@@ -84,14 +80,14 @@ class ReplicationStream:
         silence_seconds: float,
         chunk_bytes: int,
     ) -> None:
-        self._connection = connection
-        self._transport = transport
-        self._inbox = inbox
+        self._conversation = conversation
+        self._transport = conversation.transport
+        self._inbox = conversation.inbox
         self._slot = slot
         self._start = start
         self._interval_seconds = status_interval_seconds
         self._chunk_bytes = chunk_bytes
-        self._pacing = Pacing(transport)
+        self._pacing = Pacing(conversation.transport)
         self._received = 0
         self._ended = False
         # Of the owner alone.
@@ -185,8 +181,8 @@ class ReplicationStream:
                     self._reply_wanted = True
         elif now - self._asked_at >= self._half_seconds:
             self._ended = True
-            self._connection.close()
-            error = self._connection.silent(now - self._silent_since)
+            self._conversation.close()
+            error = self._conversation.silent(now - self._silent_since)
             _log.warning('replication slot "%s": %s', self._slot, error)
             raise error
 
@@ -199,7 +195,7 @@ class ReplicationStream:
         if not (ask or self._server_asked or confirmed > self._reported or now >= self._due_at):
             return
         written = EndLsn(max(self._received, confirmed.value))
-        clock = int((time.time() - messages.EPOCH_2000_SECONDS) * 1_000_000)
+        clock = int((time.time() - EPOCH_2000_SECONDS) * 1_000_000)
         self._transport.send(messages.standby_status(written, confirmed, clock, ask_reply=ask))
         self._reported = confirmed
         self._server_asked = False
@@ -211,7 +207,7 @@ class ReplicationStream:
         In the middle of a large transaction a walsender goes on sending before it listens; what comes is thrown away,
         unconfirmed, for at most some seconds.
         """
-        if self._ended or self._connection.closed:
+        if self._ended or self._conversation.closed:
             self._ended = True
             return
         try:
@@ -219,18 +215,18 @@ class ReplicationStream:
             self._ended = True
             self._transport.send(messages.copy_done())
             if self._drain(time.monotonic() + _STOP_SECONDS):
-                self._connection.release()
+                self._conversation.release()
                 return
         except HeadwaterError:
             pass  # it has ended, though not in order: what was confirmed is confirmed, the rest comes again
         self._ended = True
-        self._connection.close()
+        self._conversation.close()
 
     def _tick_or_lost(self) -> ConnectionLost | None:
         try:
             self._send_if_due()
         except ConnectionLost as error:
-            if self._connection.closed or self._ended:
+            if self._conversation.closed or self._ended:
                 raise
             return error
         return None
@@ -289,11 +285,11 @@ class ReplicationStream:
                 return False
             self._hear()
             return True
-        if self._connection.take_asynchronous(message):
+        if self._conversation.take_asynchronous(message):
             return True
         self._ended = True
         if message.kind == messages.ERROR:
-            error = self._connection.failure(message.body, self._slot)
+            error = self._conversation.failure(message.body, self._slot)
         elif message.kind in (messages.COPY_DONE, messages.COMMAND_COMPLETE):
             error = ConnectionLost(
                 f'server ended the stream of replication slot "{self._slot}"',
@@ -301,7 +297,7 @@ class ReplicationStream:
             )
         else:
             error = ProtocolError(f"unexpected message {message.kind!r} in a replication stream")
-        self._connection.close()
+        self._conversation.close()
         raise error
 
     def _drain(self, deadline: float) -> bool:
@@ -327,7 +323,7 @@ class ReplicationStream:
                 self._transport.wait(remaining)
 
     def _check_open(self) -> None:
-        if self._ended or self._connection.closed:
+        if self._ended or self._conversation.closed:
             raise ConnectionLost(
                 f'stream of replication slot "{self._slot}" has ended', hint="Connect and start replication again."
             )

@@ -24,7 +24,7 @@ def _grown(array: npt.NDArray[Any], capacity: int) -> npt.NDArray[Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
+class StreamCommit:
     """The end of a transaction that was sent while in progress."""
 
     xid: int
@@ -44,7 +44,7 @@ class TransactionLog:
         self.begin_position = np.empty(64, np.int64)
         self.commit_position = np.empty(64, np.int64)
 
-    def add(self, index: int, transaction: Commit, begin_position: int, commit_position: int) -> None:
+    def add(self, index: int, transaction: StreamCommit, begin_position: int, commit_position: int) -> None:
         """Write a whole transaction at an index, which is the next free one."""
         if index >= len(self.commit):
             self.grow()

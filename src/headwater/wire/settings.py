@@ -11,48 +11,15 @@ import re
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from threading import Event
+from typing import Annotated
 
-from headwater.wire.pem import is_pem, pem_path, system_root_certs
+from headwater.secret import Secret
+from headwater.setting_rules import Checked, Setting
+from headwater.wire.pem import pem_path, system_root_certs
+from headwater.wire.tls_config import TlsConfig
 
 _STOPPING_CONNECT_SECONDS = 5.0
 _WITH_PORT = re.compile(r"(?:\[(?P<bracketed>[^\[\]]+)\]|(?P<plain>[^:\[\]]+))(?::(?P<port>\d+))?")
-
-
-class Secret:
-    """A string that does not show itself. Whoever needs the text asks with `reveal()`."""
-
-    __slots__ = ("_text",)
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def reveal(self) -> str:
-        return self._text
-
-    def __repr__(self) -> str:
-        return "Secret('***')"
-
-    def __str__(self) -> str:
-        return "***"
-
-    def __eq__(self, other: object) -> bool:
-        return self._text == other._text if isinstance(other, Secret) else NotImplemented
-
-    def __hash__(self) -> int:
-        return hash((Secret, self._text))
-
-    def __reduce__(self) -> tuple[type[Secret], tuple[str]]:
-        return (Secret, (self._text,))
-
-
-class TlsMode(StrEnum):
-    """libpq's sslmode, without `allow`, which protects from nothing."""
-
-    DISABLE = "disable"
-    PREFER = "prefer"
-    REQUIRE = "require"
-    VERIFY_CA = "verify-ca"
-    VERIFY_FULL = "verify-full"
 
 
 class TargetSessionAttrs(StrEnum):
@@ -66,41 +33,13 @@ class TargetSessionAttrs(StrEnum):
     PREFER_STANDBY = "prefer-standby"
 
 
-@dataclass(frozen=True, slots=True)
-class TlsSettings:
-    """Certificates and keys are each the path of a PEM file, or the PEM text itself.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TcpKeepaliveConfig(Checked):
+    """A dead peer is noticed after about idle + interval * retries seconds."""
 
-    Without `root_certs` the system's are trusted; `client_cert` and `client_key` are what we show a server that asks.
-    """
-
-    mode: TlsMode = TlsMode.PREFER
-    root_certs: str | None = None
-    client_cert: str | None = None
-    client_key: Secret | None = None
-    client_key_password: Secret | None = None
-
-    @property
-    def verifies(self) -> bool:
-        """Whether the server's certificate must be signed by a root we trust.
-
-        As in libpq, `require` with roots given verifies like `verify-ca`: whoever names roots wants them used.
-        """
-        if self.mode is TlsMode.REQUIRE:
-            return self.root_certs is not None
-        return self.mode in (TlsMode.VERIFY_CA, TlsMode.VERIFY_FULL)
-
-    @property
-    def root_certs_are_text(self) -> bool:
-        return self.root_certs is not None and is_pem(self.root_certs)
-
-
-@dataclass(frozen=True, slots=True)
-class KeepaliveSettings:
-    """TCP keepalive: a dead peer is noticed after about idle + interval * retries seconds."""
-
-    idle_seconds: int = 30
-    interval_seconds: int = 30
-    retries: int = 3
+    idle_seconds: Annotated[int, Setting("Silence before the first probe.", above=0)] = 30
+    interval_seconds: Annotated[int, Setting("Time between probes.", above=0)] = 30
+    retries: Annotated[int, Setting("Unanswered probes before the connection counts as dead.", above=0)] = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +54,8 @@ class ConnectSettings:
     database: str
     username: str
     password: Secret | None = None
-    tls: TlsSettings = field(default_factory=TlsSettings)
-    keepalive: KeepaliveSettings = field(default_factory=KeepaliveSettings)
+    tls: TlsConfig = field(default_factory=TlsConfig)
+    keepalive: TcpKeepaliveConfig = field(default_factory=TcpKeepaliveConfig)
     application_name: str = "headwater"
     connect_timeout_seconds: float = 10.0
     """For each address of each server of the list."""
@@ -204,7 +143,7 @@ class ConnectSettings:
             "application_name": self.application_name,
             # libpq counts whole seconds and takes 1 for 2.
             "connect_timeout": max(2, round(self.connect_timeout_seconds)),
-            "sslmode": str(self.tls.mode),
+            "sslmode": str(self.tls.sslmode),
             # Ours has no GSS, and both ways to connect are to be protected alike.
             "gssencmode": "disable",
             "keepalives": 1,

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from headwater.errors import ProtocolError
 from headwater.wire.columns import Bytes
 from headwater.wire.letters import STREAM_ABORT, STREAM_COMMIT, STREAM_START, STREAM_STOP
-from headwater.wire.segment import Commit, Segment, TransactionLog
+from headwater.wire.segment import Segment, StreamCommit, TransactionLog
 
 _PAYLOAD = 30
 """Where a message lies in its CopyData frame, behind XLogData's header."""
@@ -59,7 +59,7 @@ class StreamedTransactions:
     def segments(self) -> list[Segment]:
         return [segment for transaction in self._open.values() for segment in transaction.segments]
 
-    def control(self, data: Bytes, at: int) -> tuple[int, Commit | None, StreamedTransaction | None]:
+    def control(self, data: Bytes, at: int) -> tuple[int, StreamCommit | None, StreamedTransaction | None]:
         """Take the message in the frame at a byte: where the next frame begins, and the transaction if it commits."""
         (size,) = struct.unpack("!I", data[at + 1 : at + 5].tobytes())
         message, stop = data[at + _PAYLOAD : at + 1 + size].tobytes(), at + 1 + size
@@ -72,7 +72,7 @@ class StreamedTransactions:
         except struct.error:
             raise ProtocolError(f"{_NAMES[kind]} is too short", offset=at + _PAYLOAD) from None
 
-    def _take(self, kind: int, message: bytes, offset: int) -> tuple[Commit | None, StreamedTransaction | None]:
+    def _take(self, kind: int, message: bytes, offset: int) -> tuple[StreamCommit | None, StreamedTransaction | None]:
         if kind == STREAM_START:
             (xid,) = struct.unpack_from("!I", message, 1)
             self.block = self._open.setdefault(xid, StreamedTransaction())
@@ -89,7 +89,7 @@ class StreamedTransactions:
             transaction = self._open.pop(xid, None)
             if transaction is None:
                 raise ProtocolError(f"{_NAMES[kind]} of a transaction that was never begun", offset=offset)
-            return Commit(xid, commit_lsn, end_lsn, time_us), transaction
+            return StreamCommit(xid, commit_lsn, end_lsn, time_us), transaction
         return None, None
 
 

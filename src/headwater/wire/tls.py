@@ -17,8 +17,10 @@ from typing import Any
 
 from headwater.errors import TlsError
 from headwater.limits import limit_reached
+from headwater.secret import Secret
 from headwater.wire.pem import is_pem, pem_path, pem_text
-from headwater.wire.settings import ConnectSettings, Secret, TlsMode, TlsSettings
+from headwater.wire.settings import ConnectSettings
+from headwater.wire.tls_config import TlsConfig, TlsMode
 
 # X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH
 _NAME_MISMATCH_CODES = (62, 64)
@@ -84,7 +86,7 @@ def make_context(settings: ConnectSettings) -> ssl.SSLContext:
     tls = settings.tls
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.check_hostname = tls.mode is TlsMode.VERIFY_FULL
+    context.check_hostname = tls.sslmode is TlsMode.VERIFY_FULL
     context.verify_mode = ssl.CERT_REQUIRED if tls.verifies else ssl.CERT_NONE
     load_client_certificate(context, tls)
     if tls.verifies and tls.root_certs is None:
@@ -94,13 +96,13 @@ def make_context(settings: ConnectSettings) -> ssl.SSLContext:
     return context
 
 
-def load_root_certs(context: ssl.SSLContext, tls: TlsSettings) -> None:
+def load_root_certs(context: ssl.SSLContext, tls: TlsConfig) -> None:
     if tls.root_certs is None:
         return
     try:
         context.load_verify_locations(cadata=pem_text(tls.root_certs))
     except (OSError, ValueError) as error:
-        where = "text" if tls.root_certs_are_text else f"file {tls.root_certs}"
+        where = "text" if is_pem(tls.root_certs) else f"file {tls.root_certs}"
         raise TlsError(
             "trusted root certificates could not be loaded",
             detail=f"{where}: {error}",
@@ -108,7 +110,7 @@ def load_root_certs(context: ssl.SSLContext, tls: TlsSettings) -> None:
         ) from error
 
 
-def load_client_certificate(context: ssl.SSLContext, tls: TlsSettings) -> None:
+def load_client_certificate(context: ssl.SSLContext, tls: TlsConfig) -> None:
     if tls.client_cert is None or tls.client_key is None:
         return
     key = tls.client_key.reveal()
@@ -140,9 +142,9 @@ def _refuse_readable_by_others(key: str) -> None:
         )
 
 
-def check_files(tls: TlsSettings) -> None:
+def check_files(tls: TlsConfig) -> None:
     """Raise TlsError if what libpq is about to read cannot be used; libpq itself says less, and not as ours."""
-    if tls.mode is TlsMode.DISABLE:
+    if tls.sslmode is TlsMode.DISABLE:
         return
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     load_client_certificate(context, tls)
@@ -165,13 +167,13 @@ def naming_limits_of_files(settings: ConnectSettings) -> Iterator[None]:
 def with_contents(settings: ConnectSettings) -> ConnectSettings:
     """The same settings with texts in place of paths, for a machine that does not have the files."""
     tls = settings.tls
-    if tls.mode is TlsMode.DISABLE:
+    if tls.sslmode is TlsMode.DISABLE:
         return settings
     check_files(tls)
     key = Secret(pem_text(tls.client_key.reveal())) if tls.client_key is not None else None
     read = replace(
         tls,
-        root_certs=pem_text(tls.root_certs) if tls.root_certs is not None and tls.verifies else None,
+        trusted_root_certs=pem_text(tls.root_certs) if tls.root_certs is not None and tls.verifies else None,
         client_cert=pem_text(tls.client_cert) if tls.client_cert is not None else None,
         client_key=key,
     )
@@ -181,7 +183,7 @@ def with_contents(settings: ConnectSettings) -> ConnectSettings:
 def refused(settings: ConnectSettings) -> TlsError:
     return TlsError(
         f"server at {settings.address} does not offer TLS",
-        detail=f"tls.mode is {settings.tls.mode}; the server answered the request for TLS with no",
+        detail=f"tls.mode is {settings.tls.sslmode}; the server answered the request for TLS with no",
         hint='Turn TLS on at the server (ssl = on, a certificate), or set tls.mode = "prefer" if plain text is fine.',
     )
 

@@ -1,4 +1,4 @@
-"""The socket: opening it, waiting on it, moving bytes. The one place of `wire` that waits.
+"""A connected socket: waiting on it, moving bytes. The one place of `wire` that waits.
 
 A transport belongs to one thread; the only thing another thread may do is `wake()` it. The socket never blocks:
 receiving takes what is there, and waiting is a call of its own, so a waiting thread can always be woken.
@@ -16,16 +16,14 @@ import threading
 import time
 from array import array
 from contextlib import suppress
-from dataclasses import replace
 
-from headwater.errors import ConnectError, ConnectionLost, ProtocolError, Retry
-from headwater.limits import limit_reached, no_more_files
+from headwater.errors import ConnectionLost, ProtocolError
 from headwater.wire import tls
 from headwater.wire.messages import SSL_REQUEST
-from headwater.wire.settings import ConnectSettings, KeepaliveSettings, TlsMode
+from headwater.wire.settings import ConnectSettings
+from headwater.wire.sockets import not_ready, open_socket, timed_out, unreachable
+from headwater.wire.tls_config import TlsMode
 
-# A walsender sends each change with a system call of its own; the kernel merges them only as far as this buffer goes.
-RECEIVE_BUFFER_BYTES = 8 << 20
 _CIPHERTEXT_BYTES = 1 << 20
 _NAP_STEP_SECONDS = 0.002
 # A Unix socket has no receive buffer: what is unread fills the sender's, which a few hundred changes do.
@@ -150,7 +148,7 @@ class Transport:
         while self._receive_raw(memoryview(answer)) == 0:
             self.wait_until(deadline, settings)
         if answer == b"N":
-            if settings.tls.mode is not TlsMode.PREFER:
+            if settings.tls.sslmode is not TlsMode.PREFER:
                 raise tls.refused(settings)
             return
         if answer != b"S":
@@ -182,7 +180,7 @@ class Transport:
         """Wait for bytes while connecting; past the deadline, say who was silent."""
         remaining = deadline - time.monotonic()
         if remaining <= 0 or not self.wait(remaining):
-            raise _timed_out(settings)
+            raise timed_out(settings)
 
     def close(self) -> None:
         with self._wake_lock:
@@ -254,128 +252,13 @@ class Transport:
         )
 
 
-def each_address(settings: ConnectSettings) -> tuple[ConnectSettings, ...]:
-    """The same settings for each address of the host, in the order of the name service.
-
-    A name that cannot be looked up now stays as it is: whoever opens it meets the error, and says so.
-    """
-    if settings.is_unix_socket or settings.hostaddr is not None:
-        return (settings,)
-    try:
-        found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
-        return (settings,)
-    addresses = dict.fromkeys(str(address[0]) for *_, address in found)
-    return tuple(replace(settings, hostaddr=address) for address in addresses) or (settings,)
-
-
 def open_transport(settings: ConnectSettings, deadline: float) -> Transport:
     """Connect, without TLS yet."""
-    try:
-        sock = _open_unix(settings, deadline) if settings.is_unix_socket else _open_tcp(settings, deadline)
-    except TimeoutError as error:
-        raise _timed_out(settings) from error
-    except OSError as error:
-        raise _unreachable(settings, error) from error
+    sock = open_socket(settings, deadline)
     try:
         transport = Transport(sock, settings.address, is_local=settings.is_unix_socket)
     except OSError as error:
         sock.close()
-        raise _unreachable(settings, error) from error
+        raise unreachable(settings, error) from error
     transport.deadline = deadline
     return transport
-
-
-def _open_unix(settings: ConnectSettings, deadline: float) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    return _connect(sock, settings.socket_path, deadline)
-
-
-def _open_tcp(settings: ConnectSettings, deadline: float) -> socket.socket:
-    failure: OSError | None = None
-    for family, kind, protocol, _, address in socket.getaddrinfo(
-        settings.hostaddr or settings.host, settings.port, type=socket.SOCK_STREAM
-    ):
-        sock = socket.socket(family, kind, protocol)
-        # Before connecting: the window scale is settled in the handshake and cannot grow with the buffer later.
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        _set_keepalive(sock, settings.keepalive)
-        try:
-            return _connect(sock, address, deadline)
-        except OSError as error:
-            failure = error
-    raise failure if failure is not None else OSError("the name has no address")
-
-
-def _connect(sock: socket.socket, address: object, deadline: float) -> socket.socket:
-    try:
-        sock.settimeout(max(0.001, deadline - time.monotonic()))
-        sock.connect(address)  # type: ignore[arg-type]
-    except BaseException:
-        sock.close()
-        raise
-    return sock
-
-
-def _set_keepalive(sock: socket.socket, keepalive: KeepaliveSettings) -> None:
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    patience = keepalive.idle_seconds + keepalive.interval_seconds * keepalive.retries
-    # Not every system has all of them. TCP_USER_TIMEOUT covers what keepalive does not: a peer that died with data of
-    # ours unacknowledged.
-    for name, value in (
-        ("TCP_KEEPIDLE", keepalive.idle_seconds),
-        ("TCP_KEEPINTVL", keepalive.interval_seconds),
-        ("TCP_KEEPCNT", keepalive.retries),
-        ("TCP_USER_TIMEOUT", patience * 1000),
-    ):
-        option = getattr(socket, name, None)
-        if option is not None:
-            with suppress(OSError):
-                sock.setsockopt(socket.IPPROTO_TCP, option, value)
-
-
-def _timed_out(settings: ConnectSettings) -> ConnectError:
-    return ConnectError(
-        f"no answer from {settings.address}",
-        detail=f"nothing came within {settings.connect_timeout_seconds:g} s",
-        hint="Check host and port, and whether a firewall drops packets. A new connection has 10 s, or answer_timeout_ms if that "
-        "is less.",
-    )
-
-
-def not_ready(settings: ConnectSettings) -> ConnectError:
-    return ConnectError(
-        f"session at {settings.address} was not ready in time",
-        detail=f"the server answered, and {settings.connect_timeout_seconds:g} s after the connection was begun it still did "
-        "not take commands",
-        hint="Check that host and port are those of a Postgres server, and how busy that server is.",
-    )
-
-
-def _unreachable(settings: ConnectSettings, error: OSError) -> ConnectError:
-    doing = f"connecting to {settings.address}"
-    # A name service that cannot open its files says that there is no such name.
-    limit = no_more_files(doing) if isinstance(error, socket.gaierror) else limit_reached(error, doing)
-    if limit is not None:
-        return limit
-    reason = error.strerror or str(error)
-    if isinstance(error, socket.gaierror):
-        return ConnectError(
-            f'host "{settings.host}" could not be found',
-            detail=reason,
-            hint="Check the spelling of host, and the name service of this machine.",
-            # A name service that is down for a moment says "try again" (EAI_AGAIN); a wrong name stays wrong.
-            retry=Retry.TIMED if error.errno == socket.EAI_AGAIN else Retry.NEVER,
-        )
-    if settings.is_unix_socket:
-        return ConnectError(
-            f"no server at {settings.address}",
-            detail=reason,
-            hint="Check that the server runs, that host is one of its unix_socket_directories, and the port.",
-        )
-    return ConnectError(
-        f"no server at {settings.address}",
-        detail=reason,
-        hint="Check that the server runs and accepts TCP (listen_addresses, port), and any firewall between.",
-    )

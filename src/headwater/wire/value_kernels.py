@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from headwater.changes import EPOCH_2000_SECONDS
 from headwater.wire.kernels import WELL_FORMED, _i16, _i32, _u32, _u64
-from headwater.wire.messages import EPOCH_2000_SECONDS
 
 MINUS, ZERO, POINT = ord("-"), ord("0"), ord(".")
 LETTER_TEN = ord("a") - 10

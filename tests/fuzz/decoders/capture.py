@@ -12,7 +12,8 @@ from headwater.lsn import ZERO
 from headwater.source.session import Connection
 from headwater.testing.postgres import PostgresServer
 from headwater.wire.connection import WireConnection
-from headwater.wire.settings import ConnectSettings, TlsMode, TlsSettings
+from headwater.wire.settings import ConnectSettings
+from headwater.wire.tls_config import TlsConfig, TlsMode
 from tests.fuzz.decoders.targets import EVERY_TYPE
 
 _OPTIONS = {"proto_version": "2", "publication_names": "p", "binary": "true", "messages": "true"}
@@ -138,7 +139,7 @@ def _session(server: PostgresServer, name: str) -> bytes:
 
         relay = threading.Thread(target=pass_on, daemon=True)
         relay.start()
-        plain = TlsSettings(mode=TlsMode.DISABLE)
+        plain = TlsConfig(mode=TlsMode.DISABLE)
         direct = replace(settings, host="127.0.0.1", port=listener.getsockname()[1], tls=plain)
         with WireConnection.connect(direct, replication=True) as connection:
             connection.query("SELECT 1")

@@ -24,15 +24,16 @@ from headwater.schema.table import (
     TableSchema,
 )
 from headwater.schema.types import BUILT_IN, other
+from headwater.secret import Secret
 from headwater.wire.chunks import Inbox
 from headwater.wire.columns import decode_column
 from headwater.wire.connection import WireConnection
 from headwater.wire.copy_binary import CopyDecoder
 from headwater.wire.letters import FIELD_BINARY, FIELD_TEXT
 from headwater.wire.pgoutput import Ownership, PgOutputDecoder
-from headwater.wire.relation import Relation
+from headwater.wire.relation import RelationMessage
 from headwater.wire.replication import ReplicationStream
-from headwater.wire.settings import ConnectSettings, Secret
+from headwater.wire.settings import ConnectSettings
 from headwater.wire.transport import Transport
 
 EVERY_TYPE = (
@@ -77,7 +78,7 @@ def _chunks(data: bytes, dice: random.Random | None) -> list[np.ndarray[Any, np.
         return found
 
 
-def _own(relation: Relation, commit_lsn: CommitLsn) -> Ownership | None:
+def _own(relation: RelationMessage, commit_lsn: CommitLsn) -> Ownership | None:
     """What the catalog would say if it said the same as the stream, as the engine requires."""
     names = [column.name for column in relation.columns]
     if len(set(names)) != len(names) or relation.replica_identity not in "dnfi" or not relation.replica_identity:

@@ -16,7 +16,8 @@ from headwater.config import (
     load_settings,
 )
 from headwater.errors import ConfigError
-from headwater.wire.settings import Secret, TargetSessionAttrs
+from headwater.secret import Secret
+from headwater.wire.settings import TargetSessionAttrs
 
 WHOLE = """
 id = 1
@@ -194,7 +195,7 @@ def test_the_embedded_catalog_needs_a_local_warehouse() -> None:
 def test_tls_takes_a_mode_or_the_short_form(written: str, mode: TlsMode) -> None:
     settings = load_settings(WHOLE.replace('mode = "verify-full"', written), ENVIRON)
     connect = settings.pipeline.pg_connection.connect_settings("test")
-    assert connect.tls.mode is mode
+    assert connect.tls.sslmode is mode
     assert connect.tls.root_certs is None
     assert (connect.database, connect.application_name) == ("shop", "test")
 

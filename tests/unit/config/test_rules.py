@@ -9,15 +9,21 @@ import pytest
 
 from headwater.config import (
     BatchConfig,
+    CatalogConfig,
+    CatalogType,
+    DestinationConfig,
     MemoryBackpressureConfig,
     PgConnectionConfig,
     PipelineConfig,
     Secret,
+    SparkConfig,
     TlsConfig,
 )
 from headwater.config.reference import reference, replace_reference
+from headwater.destinations.iceberg.warehouse import spark_catalog
 from headwater.errors import ConfigError
-from headwater.wire.settings import TlsMode
+from headwater.spark.session import session_config
+from headwater.wire.tls_config import TlsMode
 
 CONNECTION = PgConnectionConfig(host="h", name="d", username="u", password=Secret("s3cret-s3cret"))
 
@@ -72,12 +78,35 @@ def test_security_a_plain_password_given_in_python_becomes_a_secret() -> None:
     assert set(connection.secrets()) == {"plain text", "key word"}
 
 
+def test_security_plain_texts_in_free_tables_become_secrets() -> None:
+    spark = SparkConfig(conf={"spark.hadoop.fs.s3a.secret.key": "s3cret", "spark.sql.shuffle.partitions": 9})  # type: ignore[dict-item]
+    catalog = CatalogConfig(type=CatalogType.REST, uri="http://c", properties={"token": "s3cret"})  # type: ignore[dict-item]
+    destination = DestinationConfig(warehouse="/lake", catalog=catalog, table_properties={"a": True})  # type: ignore[dict-item]
+    assert "s3cret" not in repr(spark) + repr(destination)
+    assert session_config(spark, {})["spark.hadoop.fs.s3a.secret.key"] == "s3cret"
+    assert session_config(spark, {})["spark.sql.shuffle.partitions"] == "9"
+    assert spark_catalog(destination)["spark.sql.catalog.lake.token"] == "s3cret"
+    assert destination.table_properties["a"] == Secret("true")
+    with pytest.raises(ConfigError) as caught:
+        SparkConfig(conf={"spark.x": ["y"]}).validate()  # type: ignore[dict-item]
+    assert "conf: expected a string, a number, true or false" in caught.value.detail
+
+
+def test_settings_of_a_connection_travel_to_executors_as_they_are() -> None:
+    tls = TlsConfig(mode="verify-ca", trusted_root_certs="roots", client_cert="cert", client_key="s3cret")  # type: ignore[arg-type]
+    given = PgConnectionConfig(host="db", name="shop", username="me", tls=tls).connect_settings()
+    arrived = pickle.loads(pickle.dumps(given))
+    assert arrived == given
+    assert arrived.tls.sslmode is TlsMode.VERIFY_CA
+    assert "s3cret" not in repr(arrived)
+
+
 def test_security_a_mode_given_as_text_in_python_is_the_mode() -> None:
     """Compared by identity in places: text would have been no mode at all."""
     for mode in TlsMode:
-        assert TlsConfig(mode=mode.value).tls_settings().mode is mode  # type: ignore[arg-type]
+        assert TlsConfig(mode=mode.value).sslmode is mode  # type: ignore[arg-type]
     required = TlsConfig(mode="require", trusted_root_certs="roots.pem")  # type: ignore[arg-type]
-    assert required.tls_settings().verifies
+    assert required.verifies
 
 
 def test_what_cannot_be_taken_is_left_for_validate() -> None:

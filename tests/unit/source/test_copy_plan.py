@@ -12,18 +12,19 @@ from hypothesis import strategies as st
 
 from headwater.schema.table import ColumnSchema, TableId, TableName
 from headwater.schema.types import BUILT_IN, Kind, PgType, other
+from headwater.secret import Secret
 from headwater.source.copy_origin import CopyOrigin
 from headwater.source.copy_plan import (
     MIN_RANGE_BYTES,
     CopyPlan,
     CopyRange,
-    Relation,
+    Heap,
     copy_statement,
     range_bytes,
     select_list,
-    split_relation,
+    split_heap,
 )
-from headwater.wire.settings import ConnectSettings, Secret
+from headwater.wire.settings import ConnectSettings
 
 NAME = TableName("public", "orders")
 
@@ -42,8 +43,8 @@ def bounds(copy_range: CopyRange) -> tuple[int | None, int | None]:
     st.integers(1, 500),
 )
 def test_every_block_is_in_exactly_one_range(blocks: int, toast: int, target: int, parallelism: int, most: int) -> None:
-    relation = Relation(NAME, blocks, 8192, toast)
-    ranges = split_relation(relation, '"id"', None, range_bytes(relation.bytes, target, most, parallelism))
+    heap = Heap(NAME, blocks, 8192, toast)
+    ranges = split_heap(heap, '"id"', None, range_bytes(heap.bytes, target, most, parallelism))
     found = [bounds(r) for r in ranges]
     assert len(ranges) <= most
     assert found[0][0] is None
@@ -56,12 +57,12 @@ def test_every_block_is_in_exactly_one_range(blocks: int, toast: int, target: in
 
 
 def test_an_empty_table_is_still_read_because_it_may_have_grown() -> None:
-    (only,) = split_relation(Relation(NAME, 0, 8192), '"id"', None, MIN_RANGE_BYTES)
+    (only,) = split_heap(Heap(NAME, 0, 8192), '"id"', None, MIN_RANGE_BYTES)
     assert only.sql == 'COPY (SELECT "id" FROM ONLY "public"."orders") TO STDOUT (FORMAT binary)'
 
 
 def test_toast_counts_so_that_a_small_heap_with_large_values_is_divided() -> None:
-    assert len(split_relation(Relation(NAME, 100, 8192, 1 << 30), '"id"', None, 64 << 20)) == 17
+    assert len(split_heap(Heap(NAME, 100, 8192, 1 << 30), '"id"', None, 64 << 20)) == 17
 
 
 @pytest.mark.parametrize(("total", "ranges"), [(1, 1), (8 << 20, 1), (40 << 20, 4), (64 << 20, 4), (500 << 20, 8)])

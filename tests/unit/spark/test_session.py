@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 from py4j.protocol import Py4JNetworkError
 
+from headwater.config import SparkConfig
 from headwater.errors import (
     ConnectError,
     ConnectionLost,
@@ -19,14 +20,13 @@ from headwater.errors import (
     StoreError,
     ValueOutOfRange,
 )
-from headwater.spark.session import SparkSettings, at_launch, session_config, translate
+from headwater.spark.errors import translate
+from headwater.spark.session import at_launch, session_config
 from headwater.spark.task_errors import TaskFailed, marked, telling
 
 
 def test_the_callers_settings_win() -> None:
-    settings = SparkSettings(
-        master="local[1]", config={"spark.sql.shuffle.partitions": "9", "spark.ui.enabled": "true"}
-    )
+    settings = SparkConfig(master="local[1]", conf={"spark.sql.shuffle.partitions": "9", "spark.ui.enabled": "true"})
     config = session_config(settings, {"spark.sql.catalog.lake": "x"})
     assert config["spark.sql.shuffle.partitions"] == "9"
     assert config["spark.ui.enabled"] == "true"

@@ -15,9 +15,10 @@ from headwater.errors import (
     SlotError,
     SourceSettingsError,
 )
+from headwater.secret import Secret
 from headwater.wire.messages import ErrorFields
 from headwater.wire.server_errors import to_error
-from headwater.wire.settings import ConnectSettings, Secret
+from headwater.wire.settings import ConnectSettings
 
 SETTINGS = ConnectSettings("db", 5432, "shop", "reader", Secret("hunter2"))
 

@@ -23,10 +23,12 @@ from headwater.errors import (
     TlsError,
 )
 from headwater.lsn import EndLsn
+from headwater.secret import Secret
 from headwater.wire import messages
 from headwater.wire.connection import WireConnection
 from headwater.wire.messages import frame
-from headwater.wire.settings import ConnectSettings, Secret, TlsMode, TlsSettings
+from headwater.wire.settings import ConnectSettings
+from headwater.wire.tls_config import TlsConfig, TlsMode
 
 Script = Callable[[socket.socket], None]
 
@@ -99,7 +101,7 @@ def serving(script: Script) -> Iterator[ConnectSettings]:
             "shop",
             "reader",
             Secret("hunter2"),
-            TlsSettings(TlsMode.DISABLE),
+            TlsConfig(mode=TlsMode.DISABLE),
             connect_timeout_seconds=5,
         )
     finally:
@@ -374,7 +376,7 @@ def test_a_server_that_has_no_tls_is_refused_where_tls_is_required() -> None:
         peer.sendall(b"N")
 
     with serving(script) as settings, pytest.raises(TlsError, match="does not offer TLS"):
-        WireConnection.connect(replace(settings, tls=TlsSettings(TlsMode.REQUIRE)))
+        WireConnection.connect(replace(settings, tls=TlsConfig(mode=TlsMode.REQUIRE)))
 
 
 def test_prefer_goes_on_in_plain_where_there_is_no_tls() -> None:
@@ -384,7 +386,7 @@ def test_prefer_goes_on_in_plain_where_there_is_no_tls() -> None:
         greeted(peer)
 
     with serving(script) as settings:
-        WireConnection.connect(replace(settings, tls=TlsSettings(TlsMode.PREFER))).close()
+        WireConnection.connect(replace(settings, tls=TlsConfig(mode=TlsMode.PREFER))).close()
 
 
 def test_a_silent_server_is_given_up_after_the_timeout() -> None:

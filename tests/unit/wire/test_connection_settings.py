@@ -10,7 +10,9 @@ import pytest
 
 from headwater.config import PgConnectionConfig
 from headwater.errors import ConfigError
-from headwater.wire.settings import ConnectSettings, Secret, TargetSessionAttrs, TlsMode, TlsSettings, split_hosts
+from headwater.secret import Secret
+from headwater.wire.settings import ConnectSettings, TargetSessionAttrs, split_hosts
+from headwater.wire.tls_config import TlsConfig, TlsMode
 
 SETTINGS = ConnectSettings("db.example.com", 5432, "shop", "headwater", Secret("hunter2"))
 
@@ -63,14 +65,14 @@ def test_conninfo_is_what_libpq_understands() -> None:
 
 def test_roots_given_as_text_become_a_file_for_libpq() -> None:
     pem = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
-    settings = replace(SETTINGS, tls=TlsSettings(TlsMode.VERIFY_FULL, pem))
+    settings = replace(SETTINGS, tls=TlsConfig(mode=TlsMode.VERIFY_FULL, trusted_root_certs=pem))
     path = settings.conninfo()["sslrootcert"]
     assert Path(str(path)).read_text() == pem
     assert settings.conninfo()["sslrootcert"] == path
 
 
 def test_roots_given_as_a_path_stay_a_path() -> None:
-    settings = replace(SETTINGS, tls=TlsSettings(TlsMode.VERIFY_CA, "/etc/roots.pem"))
+    settings = replace(SETTINGS, tls=TlsConfig(mode=TlsMode.VERIFY_CA, trusted_root_certs="/etc/roots.pem"))
     assert settings.conninfo()["sslrootcert"] == "/etc/roots.pem"
 
 
@@ -134,7 +136,7 @@ def test_of_several_hosts_the_primary_is_wanted_unless_told_otherwise() -> None:
     ],
 )
 def test_a_password_goes_in_clear_text_only_where_nobody_else_reads_it(host: str, mode: TlsMode, may: bool) -> None:
-    settings = replace(SETTINGS, host=host, tls=TlsSettings(mode))
+    settings = replace(SETTINGS, host=host, tls=TlsConfig(mode=mode))
     assert settings.may_send_cleartext_password is may
     assert ("require_auth" in settings.conninfo()) is not may
     assert replace(settings, allow_cleartext_password=True).may_send_cleartext_password
@@ -143,7 +145,13 @@ def test_a_password_goes_in_clear_text_only_where_nobody_else_reads_it(host: str
 @pytest.mark.invariant(16)
 def test_a_key_given_as_text_lies_in_memory_closed_to_others_and_shows_in_no_representation() -> None:
     key = "-----BEGIN PRIVATE KEY-----\nhunter2\n-----END PRIVATE KEY-----\n"
-    tls = TlsSettings(TlsMode.REQUIRE, None, "/etc/client.crt", Secret(key), Secret("hunter3"))
+    tls = TlsConfig(
+        mode=TlsMode.REQUIRE,
+        trusted_root_certs=None,
+        client_cert="/etc/client.crt",
+        client_key=Secret(key),
+        client_key_password=Secret("hunter3"),
+    )
     settings = replace(SETTINGS, tls=tls)
     info = settings.conninfo()
     assert (info["sslcert"], info["sslpassword"]) == ("/etc/client.crt", "hunter3")

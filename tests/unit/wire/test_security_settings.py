@@ -8,7 +8,9 @@ import pytest
 
 from headwater.config import PgConnectionConfig, TlsConfig
 from headwater.errors import ConfigError
-from headwater.wire.settings import ConnectSettings, Secret, TlsMode, TlsSettings
+from headwater.secret import Secret
+from headwater.wire.settings import ConnectSettings
+from headwater.wire.tls_config import TlsMode
 
 SETTINGS = ConnectSettings("db.example.com", 5432, "shop", "headwater", Secret("hunter2"))
 
@@ -49,8 +51,8 @@ def test_other_modes_need_no_roots_of_their_own(tls: TlsConfig) -> None:
 def test_libpq_is_told_which_methods_to_refuse(cleartext: bool, md5: bool, refused: str | None) -> None:
     settings = replace(SETTINGS, allow_cleartext_password=cleartext, allow_md5_password=md5)
     for mode in (TlsMode.PREFER, TlsMode.REQUIRE):
-        assert replace(settings, tls=TlsSettings(mode)).conninfo().get("require_auth") == refused
-    verified = replace(settings, tls=TlsSettings(TlsMode.VERIFY_FULL))
+        assert replace(settings, tls=TlsConfig(mode=mode)).conninfo().get("require_auth") == refused
+    verified = replace(settings, tls=TlsConfig(mode=TlsMode.VERIFY_FULL))
     assert "require_auth" not in verified.conninfo()
 
 

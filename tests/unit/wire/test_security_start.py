@@ -20,7 +20,8 @@ from headwater.errors import ConnectError, ConnectionLost, HeadwaterError, Proto
 from headwater.source.session import connect
 from headwater.wire.connection import WireConnection
 from headwater.wire.messages import frame
-from headwater.wire.settings import ConnectSettings, TargetSessionAttrs, TlsMode, TlsSettings
+from headwater.wire.settings import ConnectSettings, TargetSessionAttrs
+from headwater.wire.tls_config import TlsConfig, TlsMode
 from tests.unit.wire.test_connection_session import Script, answering, greeted, read_message, serving
 
 LET_IN = frame(b"R", struct.pack("!i", 0))
@@ -215,5 +216,5 @@ def test_tls_that_never_comes_to_an_end_is_given_up_after_the_timeout() -> None:
     with serving(script) as settings:
         began = time.monotonic()
         with pytest.raises((ConnectError, ConnectionLost)):
-            opened_and_closed(replace(settings, tls=TlsSettings(TlsMode.REQUIRE), connect_timeout_seconds=1))
+            opened_and_closed(replace(settings, tls=TlsConfig(mode=TlsMode.REQUIRE), connect_timeout_seconds=1))
         assert time.monotonic() - began < 3

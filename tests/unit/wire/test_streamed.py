@@ -17,7 +17,7 @@ from headwater.events import EventBatch
 from headwater.lsn import ZERO, CommitLsn, EndLsn
 from headwater.wire import pgoutput, streamed
 from headwater.wire.pgoutput import Ownership, PgOutputDecoder
-from headwater.wire.relation import Relation
+from headwater.wire.relation import RelationMessage
 from headwater.wire.spool import MemoryBudget, Spool
 from tests.unit.wire import pgoutput_bytes as pg
 
@@ -25,7 +25,7 @@ ORDERS, ITEMS = pg.table(10, "orders"), pg.table(11, "items")
 BY_ID = {ORDERS.id: ORDERS, ITEMS.id: ITEMS}
 
 
-def own_all(relation: Relation, commit_lsn: CommitLsn) -> Ownership | None:
+def own_all(relation: RelationMessage, commit_lsn: CommitLsn) -> Ownership | None:
     return Ownership(BY_ID[relation.id], ZERO)
 
 

@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from headwater.contracts.destination import RunContext
-from headwater.contracts.stores import DestinationStore, DestinationTableMetadata, SchemaStatus, Watermark
+from headwater.contracts.metadata import DestinationTableMetadata, SchemaStatus, Watermark
+from headwater.contracts.stores import DestinationStore
 from headwater.destinations.iceberg.look import table_is_gone
 from headwater.destinations.iceberg.names import renamed_schema, step_in_lake_names
 from headwater.destinations.iceberg.net import NetChanges
-from headwater.destinations.iceberg.outcome import Outcome, outcome_of
+from headwater.destinations.iceberg.outcome import CommitOutcome, outcome_of
 from headwater.destinations.iceberg.owner import Owner, check_for_changes
 from headwater.destinations.iceberg.parts import delta_in_parts, net_in_parts
 from headwater.destinations.iceberg.refuse import checked, refused
@@ -39,8 +40,8 @@ from headwater.destinations.iceberg.writer import TableWriter
 from headwater.errors import DestinationError, DestinationUnavailable, HeadwaterError, LakeCommitUnknown
 from headwater.events import ChangeRun, EventBatch, Step, TruncateStep
 from headwater.schema.table import TableId
+from headwater.spark.errors import is_jvm_lost
 from headwater.spark.frames import FrameSpool
-from headwater.spark.session import is_jvm_lost
 from headwater.wire.spool import Spool
 
 _ATTEMPTS = 3
@@ -138,7 +139,7 @@ class TableApply:
                     raise translated(error) from error
                 last_error = error
                 outcome = outcome_of(error)
-                if outcome is Outcome.UNKNOWN:
+                if outcome is CommitOutcome.UNKNOWN:
                     session.end_attempt()
                 said = translated(error)
                 # An unreachable lake is told by whoever waits for it, once an attempt.

@@ -12,70 +12,59 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from pyspark.sql import SparkSession, functions
+from pyspark.sql import SparkSession
 
+from headwater.config import DestinationConfig
 from headwater.contracts.destination import Destination, RunContext
+from headwater.contracts.metadata import DestinationTableMetadata
 from headwater.contracts.results import DropTableForCopyResult, WriteEventsResult, WriteTableRowsResult
-from headwater.contracts.stores import DestinationStore, DestinationTableMetadata, SchemaStatus, Watermark
+from headwater.contracts.stores import DestinationStore
 from headwater.destinations.iceberg.apply import Applied, KnownWatermarks, TableApply
+from headwater.destinations.iceberg.copy import TableCopies
 from headwater.destinations.iceberg.look import LakeLook, look_at
-from headwater.destinations.iceberg.names import in_lake_names, lake_names, names_property, source_schema
-from headwater.destinations.iceberg.owner import Owner, Writers, check_for_copy
+from headwater.destinations.iceberg.owner import Owner, Writers
 from headwater.destinations.iceberg.said import translated
-from headwater.destinations.iceberg.schema import (
-    COLUMN_IDS,
-    column_ids_property,
-    create_table,
-    evolve,
-    table_properties,
-)
-from headwater.destinations.iceberg.sessions import LakeSession, SessionPool
-from headwater.destinations.iceberg.settings import IcebergSettings
+from headwater.destinations.iceberg.sessions import SessionPool
 from headwater.destinations.iceberg.shared_storage import check_shared, is_one_process
 from headwater.destinations.iceberg.table import LakeTable
 from headwater.destinations.iceberg.troubles import Troubles
-from headwater.destinations.iceberg.types import lake_arrow_schema, lake_identifier, quote, spark_type
+from headwater.destinations.iceberg.types import lake_identifier
 from headwater.destinations.iceberg.unchanged_values import MissingValues, ReadOn
-from headwater.destinations.iceberg.watermark import EPOCH, find_watermark, snapshot_properties
-from headwater.destinations.iceberg.writer import MergeWriter, TableWriter
-from headwater.errors import DestinationError, HeadwaterError
+from headwater.destinations.iceberg.warehouse import location, prepare_warehouse, spark_catalog, warehouse_path
+from headwater.destinations.iceberg.writer import MergeWriter
+from headwater.errors import HeadwaterError
 from headwater.events import EventBatch, TableRows
-from headwater.lsn import CommitLsn, EndLsn
+from headwater.lsn import EndLsn
 from headwater.private_files import temporary_directory
 from headwater.schema.table import ReplicatedTableSchema, TableId, TableName
+from headwater.spark.errors import is_jvm_lost
 from headwater.spark.frames import FrameSpool
-from headwater.spark.session import is_jvm_lost
 from headwater.spark.sql_text import NameSubstituted
 from headwater.wire.spool import Spool
 
 _log = logging.getLogger(__name__)
 
-EPOCH_ENDED = "headwater.epoch-ended"
-COPY_ORDINAL = -1
-"""A copy holds everything before its start position and no change at it."""
-
 
 class IcebergDestination(Destination):
-    """`spark` must know the catalog: build its session with `settings.spark_catalog()`."""
+    """`spark` must know the catalog: build its session with `warehouse.spark_catalog`."""
 
-    def __init__(self, spark: SparkSession, store: DestinationStore, settings: IcebergSettings) -> None:
+    def __init__(self, spark: SparkSession, store: DestinationStore, settings: DestinationConfig) -> None:
         self._spark = spark
         self._store = store
         self._settings = settings
-        self._sessions = SessionPool(spark, settings.catalog, settings.spark_catalog())
+        self._sessions = SessionPool(spark, settings.catalog.name, spark_catalog(settings))
         # A copy holds its session for as long as it takes: with one pool, eight of them would leave none for changes.
-        self._copy_sessions = SessionPool(spark, settings.catalog, settings.spark_catalog())
+        self._copy_sessions = SessionPool(spark, settings.catalog.name, spark_catalog(settings))
         self._batches = ThreadPoolExecutor(thread_name_prefix="headwater-lake-batch")
         self._tables = ThreadPoolExecutor(settings.max_parallel_tables, thread_name_prefix="headwater-lake-table")
         self._count_lock = threading.Lock()
-        self._create_lock = threading.Lock()
         self._writers = Writers()
         self._troubles = Troubles(self._lake_works)
         self._looks: dict[TableId, LakeLook] = {}
         self._source_rows_read = 0
         self._context: RunContext | None = None
-        self._writer: TableWriter | None = None
         self._apply: TableApply | None = None
+        self._copies: TableCopies | None = None
 
     @classmethod
     def name(cls) -> str:
@@ -88,21 +77,20 @@ class IcebergDestination(Destination):
             return self._source_rows_read
 
     def start(self, context: RunContext) -> None:
-        self._settings.prepare()
+        prepare_warehouse(self._settings)
         if not is_one_process(str(self._spark.sparkContext.master)):
             self._check_shared()
         spool = FrameSpool(self._spool_location(context))
         spool.sweep()
         self._context = context
-        self._writer = MergeWriter(spool)
+        writer = MergeWriter(spool)
+        self._copies = TableCopies(self._store, context, self._settings, writer)
         missing = MissingValues(spool, context.read_source_rows, self._count_source_rows)
-        self._apply = TableApply(
-            self._store, context, self._writer, spool, missing, KnownWatermarks(), Spool(spool.disk())
-        )
+        self._apply = TableApply(self._store, context, writer, spool, missing, KnownWatermarks(), Spool(spool.disk()))
 
     def _check_shared(self) -> None:
         try:
-            check_shared(self._spark, self._settings.catalog, self._settings.location)
+            check_shared(self._spark, self._settings.catalog.name, location(self._settings))
         except Exception as error:
             raise translated(error) from error
 
@@ -151,27 +139,22 @@ class IcebergDestination(Destination):
     def drop_table_for_copy(
         self, replicated_table_schema: ReplicatedTableSchema, result: DropTableForCopyResult
     ) -> None:
-        try:
-            purpose = f"end the old copy of {replicated_table_schema.name}"
-            with self._sessions.session(purpose, _names(replicated_table_schema)) as session:
-                self._end_epoch(session, replicated_table_schema)
-        except Exception as error:
-            result.failed(translated(error))
-            return
+        # The old rows stay until the commit of the new copy replaces them, and the copy brings an epoch of its own.
         result.done()
 
     def write_table_rows(
         self, replicated_table_schema: ReplicatedTableSchema, table_rows: TableRows, result: WriteTableRowsResult
     ) -> None:
+        assert self._copies is not None, "start() comes first"
         try:
-            identifier = lake_identifier(self._settings.catalog, replicated_table_schema.name)
+            identifier = lake_identifier(self._settings.catalog.name, replicated_table_schema.name)
             with (
                 self._writers.writing(identifier, replicated_table_schema.id, replicated_table_schema.name),
                 self._copy_sessions.session(
                     f"copy {replicated_table_schema.name}", _names(replicated_table_schema)
                 ) as session,
             ):
-                metadata = self._copy(session, replicated_table_schema, table_rows)
+                metadata = self._copies.write(session, replicated_table_schema, table_rows)
             self._store.store_destination_table_metadata(replicated_table_schema.id, metadata)
         except Exception as error:
             result.failed(translated(error))
@@ -257,86 +240,6 @@ class IcebergDestination(Destination):
         ):
             return self._apply.apply(session, table_id, events)
 
-    def _copy(self, session: LakeSession, schema: ReplicatedTableSchema, rows: TableRows) -> DestinationTableMetadata:
-        """One lake commit that replaces whatever the table holds; readers see the old rows until then."""
-        assert self._context is not None, "start() comes first"
-        assert self._writer is not None
-        named = in_lake_names(schema)
-        columns = lake_arrow_schema(named)
-        table = self._table_for_copy(session, named, rows.take_over)
-        mark = Watermark(
-            self._context.pipeline_id,
-            self._context.system_identifier,
-            rows.epoch,
-            CommitLsn(rows.start_lsn.value),
-            COPY_ORDINAL,
-            self._context.database_oid,
-            schema.id,
-            self._context.timeline() or 0,
-            self._context.run_token,
-        )
-        frame = rows.dataframe.select(
-            *(
-                functions.col(quote(column.name)).cast(spark_type(field.type)).alias(field.name)
-                for column, field in zip(schema.columns, columns, strict=True)
-            )
-        )
-        try:
-            properties = snapshot_properties(mark, opens_epoch=True)
-            start = table.snapshot_id
-            assert start is not None, "it was made with one"
-            self._writer.replace(session, table, start, frame, properties)
-        except Exception as error:
-            if is_jvm_lost(error):
-                raise
-            session.end_attempt()
-            table.refresh()
-            if find_watermark(table.history()) != mark:
-                raise
-        return DestinationTableMetadata(
-            table.identifier, schema.table_schema.snapshot_id, schema.replication_mask, SchemaStatus.APPLIED, mark
-        )
-
-    def _table_for_copy(self, session: LakeSession, schema: ReplicatedTableSchema, take_over: bool) -> LakeTable:
-        assert self._context is not None
-        mine, source = Owner.of(self._context, schema.id), source_schema(schema).table_schema
-        columns = lake_arrow_schema(schema)
-        identifier = lake_identifier(self._settings.catalog, schema.name)
-        table = LakeTable.load(session.spark, identifier)
-        if table is None:
-            # One at a time: IF NOT EXISTS is a look and an insert, and two tables may share their namespace.
-            with self._create_lock:
-                create_table(session.spark, self._settings, mine, schema.name, identifier, columns)
-            table = LakeTable.load(session.spark, identifier)
-            if table is None:
-                raise DestinationError(
-                    f"lake table {schema.name} is not there right after it was made",
-                    detail=f"the catalog does not list {identifier}",
-                    hint="Check that nobody drops tables in this catalog; the copy is tried again.",
-                )
-        check_for_copy(table, mine, self._store, name=schema.name, take_over=take_over)
-        table.set_properties(
-            table_properties(self._settings.table_properties) | mine.properties(schema.name) | names_property(source)
-        )
-        table.ensure_snapshot()
-        evolve(session.spark, table, columns, {}, rows_are_replaced=True)
-        table.set_properties({COLUMN_IDS: column_ids_property(table)})
-        table.set_comments({lake: f'column "{name}" of the source' for name, lake in lake_names(source).items()})
-        table.refresh()
-        return table
-
-    def _end_epoch(self, session: LakeSession, schema: ReplicatedTableSchema) -> None:
-        assert self._context is not None, "start() comes first"
-        metadata = self._store.get_destination_table_metadata(schema.id)
-        identifier = lake_identifier(self._settings.catalog, schema.name)
-        table = LakeTable.load(session.spark, metadata.destination_table_id if metadata is not None else identifier)
-        owner = None if table is None else Owner.read(table)
-        if table is None or owner is None or not owner.is_same(Owner.of(self._context, schema.id)):
-            return
-        epoch = next((summary[EPOCH] for _, summary in table.history() if EPOCH in summary), None)
-        if epoch is not None:
-            table.set_properties({EPOCH_ENDED: epoch})
-
     def _count_source_rows(self, count: int) -> None:
         with self._count_lock:
             self._source_rows_read += count
@@ -348,12 +251,12 @@ class IcebergDestination(Destination):
         """
         source = f"{context.system_identifier} {context.database_oid}"
         name = f"spool-{context.pipeline_id}-{hashlib.sha256(source.encode()).hexdigest()[:12]}"
-        warehouse = self._settings.warehouse_path
+        warehouse = warehouse_path(self._settings)
         if warehouse is not None:
             return str(warehouse / ".headwater" / name)
         if not str(self._spark.sparkContext.master).startswith("local"):
-            return f"{self._settings.location}/.headwater/{name}"
-        which = hashlib.sha256(f"{self._settings.location} {name}".encode()).hexdigest()[:16]
+            return f"{location(self._settings)}/.headwater/{name}"
+        which = hashlib.sha256(f"{location(self._settings)} {name}".encode()).hexdigest()[:16]
         return str(temporary_directory(f"spool-{which}"))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headwater.contracts.stores import DestinationTableMetadata, Watermark
+from headwater.contracts.metadata import DestinationTableMetadata, Watermark
 from headwater.destinations.iceberg.owner import Owner, check_for_changes
 from headwater.destinations.iceberg.table import LakeTable
 from headwater.destinations.iceberg.watermark import check_lineage, find_watermark

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 
-class Outcome(StrEnum):
+class CommitOutcome(StrEnum):
     FAILED = "failed"
     UNKNOWN = "unknown"
 
@@ -16,15 +16,15 @@ class LakeTableMoved(Exception):
     """Another commit came between the look at the table and ours, which is therefore not published."""
 
 
-def outcome_of(error: BaseException) -> Outcome:
+def outcome_of(error: BaseException) -> CommitOutcome:
     """Failed only where Iceberg says so; a JDBC catalog's SQL errors, lost answers and all else are unknown."""
     if isinstance(error, LakeTableMoved):
-        return Outcome.FAILED
+        return CommitOutcome.FAILED
     names = list(java_classes(error))
     if any(name.endswith(".CommitStateUnknownException") for name in names):
-        return Outcome.UNKNOWN
+        return CommitOutcome.UNKNOWN
     failed = any(name.endswith((".ValidationException", ".CommitFailedException")) for name in names)
-    return Outcome.FAILED if failed else Outcome.UNKNOWN
+    return CommitOutcome.FAILED if failed else CommitOutcome.UNKNOWN
 
 
 def java_classes(error: BaseException) -> Iterator[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from headwater.errors import HeadwaterError, values_are_shown
-from headwater.spark.session import translate
+from headwater.spark.errors import translate
 
 _LEFT_OUT = "the rest is left out, since it may hold values of rows"
 # Classes 22 and 23 of SQLSTATE: data exceptions and violated constraints.

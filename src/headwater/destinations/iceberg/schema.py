@@ -16,13 +16,15 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
+from headwater.config import DestinationConfig
 from headwater.destinations.iceberg.columns import LakeColumns, wanted_columns
 from headwater.destinations.iceberg.owner import Owner
-from headwater.destinations.iceberg.settings import IcebergSettings
 from headwater.destinations.iceberg.table import LakeTable, iceberg_classes
 from headwater.destinations.iceberg.types import quote, quote_string, spark_schema
+from headwater.destinations.iceberg.warehouse import location
 from headwater.errors import Retry, SchemaError
 from headwater.schema.table import TableName, TableSchema
+from headwater.secret import revealed
 
 _log = logging.getLogger(__name__)
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
@@ -78,33 +80,35 @@ def replaced_columns(table: LakeTable, current: LakeColumns) -> list[str]:
 
 def create_table(
     session: SparkSession,
-    settings: IcebergSettings,
+    settings: DestinationConfig,
     owner: Owner,
     name: TableName,
     identifier: str,
     columns: pa.Schema,
 ) -> None:
     """Make the namespace and the table, both only if missing."""
-    session.sql(f"CREATE NAMESPACE IF NOT EXISTS {quote(settings.catalog)}.{quote(name.namespace)}")
+    session.sql(f"CREATE NAMESPACE IF NOT EXISTS {quote(settings.catalog.name)}.{quote(name.namespace)}")
     fields = ", ".join(f"{quote(f.name)} {f.dataType.simpleString()}" for f in spark_schema(columns).fields)
-    properties = {"format-version": str(settings.format_version)} | table_properties(settings.table_properties)
+    properties = {"format-version": str(settings.format_version)} | table_properties(
+        revealed(settings.table_properties)
+    )
     properties |= owner.properties(name)
     listed = ", ".join(f"{quote_string(key)} = {quote_string(value)}" for key, value in properties.items())
-    location = _location(settings, name)
+    place = _location(settings, name)
     session.sql(
         f"CREATE TABLE IF NOT EXISTS {identifier} ({fields}) USING iceberg"
-        + (f" LOCATION {quote_string(location)}" if location is not None else "")
+        + (f" LOCATION {quote_string(place)}" if place is not None else "")
         + f" TBLPROPERTIES ({listed})"
     )
 
 
-def _location(settings: IcebergSettings, name: TableName) -> str | None:
+def _location(settings: DestinationConfig, name: TableName) -> str | None:
     """Catalogs make a path of the names. One with a slash, a colon or a percent sign would lead elsewhere, or nowhere."""
     if _PLAIN_NAME.fullmatch(name.namespace) and _PLAIN_NAME.fullmatch(name.name):
         return None
     safe = re.sub(r"[^A-Za-z0-9_-]+", "_", f"{name.namespace}-{name.name}")[:100]
     unique = hashlib.sha256(f"{len(name.namespace)} {name.namespace} {name.name}".encode()).hexdigest()[:12]
-    return f"{settings.location}/.named/{safe}-{unique}"
+    return f"{location(settings)}/.named/{safe}-{unique}"
 
 
 def renamed_columns(old: TableSchema | None, new: TableSchema) -> dict[str, str]:

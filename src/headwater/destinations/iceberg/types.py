@@ -10,19 +10,7 @@ from pyspark.sql import types as spark
 
 from headwater.schema.arrow import arrow_schema
 from headwater.schema.table import ReplicatedTableSchema, TableName
-
-_SIMPLE: dict[pa.DataType, spark.DataType] = {
-    pa.bool_(): spark.BooleanType(),
-    pa.int32(): spark.IntegerType(),
-    pa.int64(): spark.LongType(),
-    pa.float32(): spark.FloatType(),
-    pa.float64(): spark.DoubleType(),
-    pa.string(): spark.StringType(),
-    pa.binary(): spark.BinaryType(),
-    pa.date32(): spark.DateType(),
-    pa.timestamp("us"): spark.TimestampNTZType(),
-    pa.timestamp("us", tz="UTC"): spark.TimestampType(),
-}
+from headwater.spark.types import spark_type
 
 
 def lake_arrow_schema(schema: ReplicatedTableSchema) -> pa.Schema:
@@ -37,14 +25,6 @@ def to_lake(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 def spark_schema(schema: pa.Schema) -> spark.StructType:
     return spark.StructType([spark.StructField(field.name, spark_type(field.type), True) for field in schema])
-
-
-def spark_type(type: pa.DataType) -> spark.DataType:
-    if pa.types.is_list(type):
-        return spark.ArrayType(spark_type(type.value_type), True)
-    if pa.types.is_decimal(type):
-        return spark.DecimalType(type.precision, type.scale)
-    return _SIMPLE[type]
 
 
 def quote(name: str) -> str:

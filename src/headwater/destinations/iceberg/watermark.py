@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from headwater.contracts.stores import Watermark
+from headwater.contracts.metadata import Watermark
 from headwater.errors import ProtocolError, WatermarkError
 from headwater.events import ChangeRun, Step, TruncateStep
 from headwater.lsn import CommitLsn

@@ -10,7 +10,7 @@ from headwater.engine.run_guard import RunGuard
 from headwater.engine.source import Source
 from headwater.engine.table_states import TableStates
 from headwater.errors import HeadwaterError, Meaning, PublicationMissing, meaning
-from headwater.source.publication import publication_facts
+from headwater.source.publication import publication_options
 from headwater.source.session import connect
 from headwater.source.slots import advance_slot
 from headwater.states import INIT, Phase
@@ -41,7 +41,7 @@ class PublicationGap:
         """Whether the slot can be followed again; False while the publication does not exist, or the server cannot be asked."""
         try:
             with connect(self._source.settings) as admin:
-                publication_facts(admin, self._source.publication)
+                publication_options(admin, self._source.publication)
                 log.warning(
                     "every table is copied again: changes were made while publication %s did not exist (%s)",
                     self._source.publication,

@@ -10,6 +10,7 @@ import logging
 import time
 from contextlib import suppress
 
+from headwater.changes import EPOCH_2000_SECONDS
 from headwater.config.pipeline import BatchConfig
 from headwater.engine.apply.pause import HandOffPause
 from headwater.engine.apply.publication_gap import PublicationGap
@@ -38,7 +39,6 @@ from headwater.events import EventBatch
 from headwater.limits import naming_limits
 from headwater.lsn import EndLsn
 from headwater.states import INIT, READY, Actor, Phase
-from headwater.wire.messages import EPOCH_2000_SECONDS
 
 log = logging.getLogger(__name__)
 

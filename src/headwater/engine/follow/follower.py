@@ -20,7 +20,7 @@ from headwater.events import EventBatch
 from headwater.lsn import CommitLsn, EndLsn
 from headwater.schema.table import TableId
 from headwater.wire.pgoutput import Answer, PgOutputDecoder
-from headwater.wire.relation import Relation
+from headwater.wire.relation import RelationMessage
 
 _ASK_SECONDS = 0.25
 
@@ -37,7 +37,7 @@ class Owner(Protocol):
     binary: bool
     """Whether the binary form of values is asked for."""
 
-    def assign(self, relation: Relation, commit_lsn: CommitLsn) -> Answer: ...
+    def assign(self, relation: RelationMessage, commit_lsn: CommitLsn) -> Answer: ...
 
     def changed_by(self, leaves: Iterable[StreamLeaf]) -> set[TableId]:
         """The roots of leaves whose old tuples are not what the copy relies on."""

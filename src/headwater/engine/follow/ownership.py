@@ -16,7 +16,7 @@ from headwater.lsn import CommitLsn, EndLsn
 from headwater.schema.table import ReplicatedTableSchema, TableId
 from headwater.source.publication import OWN_NAMESPACE
 from headwater.wire.pgoutput import MISMATCH, Answer, Ownership
-from headwater.wire.relation import Relation
+from headwater.wire.relation import RelationMessage
 
 
 class TextNeeded(Exception):
@@ -42,7 +42,7 @@ class ApplyOwnership:
         self._table_states = table_states
         self._schemas = schemas
 
-    def assign(self, relation: Relation, commit_lsn: CommitLsn) -> Answer:
+    def assign(self, relation: RelationMessage, commit_lsn: CommitLsn) -> Answer:
         if relation.name.namespace == OWN_NAMESPACE:
             return None
         from_lsn = self._from(relation.id)
@@ -78,7 +78,7 @@ class TableSyncOwnership:
         """No other tables' changes from here on."""
         self._schemas = {id: schema for id, schema in self._schemas.items() if id in tables}
 
-    def assign(self, relation: Relation, commit_lsn: CommitLsn) -> Answer:
+    def assign(self, relation: RelationMessage, commit_lsn: CommitLsn) -> Answer:
         schema = self._schemas.get(relation.id)
         if schema is None:
             return None

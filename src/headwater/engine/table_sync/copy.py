@@ -27,8 +27,8 @@ from headwater.engine.wake_up import WakeUp
 from headwater.errors import HeadwaterError, Meaning, meaning
 from headwater.schema.table import TableId
 from headwater.source.table_lock import TableLock, taken_tables, waits_for_each_other
-from headwater.spark.session import translate
-from headwater.spark.small_tables import NO_ROWS, HeldRows, Outcome, read_in_one_job
+from headwater.spark.errors import translate
+from headwater.spark.small_tables import NO_ROWS, HeldRows, ReadTable, read_in_one_job
 from headwater.states import FINISHED_COPY
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class SyncCopy:
                 copy.held = NO_ROWS
         small = [copy.as_small() for copy in copies.values() if copy.held is None]
         tag = f"headwater-copy-{self._slot.name}"
-        outcomes: dict[TableId, Outcome] = {}
+        outcomes: dict[TableId, ReadTable] = {}
         at_once = self._cores.beside_changes
 
         def read(result: _GroupRead) -> None:

@@ -6,10 +6,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from headwater.contracts.stores import Watermark
+from headwater.config import CatalogConfig, CatalogType, DestinationConfig
+from headwater.contracts.metadata import Watermark
 from headwater.destinations.iceberg.pruning import MAX_LISTED_KEYS, key_predicate
-from headwater.destinations.iceberg.settings import IcebergSettings
 from headwater.destinations.iceberg.types import quote, quote_string
+from headwater.destinations.iceberg.warehouse import spark_catalog, warehouse_path
 from headwater.destinations.iceberg.watermark import (
     check_lineage,
     find_watermark,
@@ -23,6 +24,7 @@ from headwater.events import ChangeRun, TruncateStep
 from headwater.lsn import CommitLsn
 from headwater.schema.table import ColumnSchema, ReplicatedTableSchema, TableId, TableName, TableSchema
 from headwater.schema.types import BUILT_IN
+from headwater.secret import Secret
 
 SCHEMA = ReplicatedTableSchema(
     TableSchema(TableId(1), TableName("public", "t"), (ColumnSchema("id", BUILT_IN[20], primary_key=True),))
@@ -117,12 +119,13 @@ def test_names_and_strings_are_quoted_for_spark() -> None:
 
 
 def test_the_embedded_catalog_is_the_default_and_another_one_is_a_setting() -> None:
-    embedded = IcebergSettings("/lake").spark_catalog()
+    embedded = spark_catalog(DestinationConfig(warehouse="/lake"))
     assert embedded["spark.sql.catalog.lake.uri"].startswith("jdbc:sqlite:file:/lake/catalog.db")
-    rest = IcebergSettings(
-        "s3://b/w/", catalog="x", catalog_properties={"type": "rest", "uri": "http://c", "token": "s3cret"}
+    rest = DestinationConfig(
+        warehouse="s3://b/w/",
+        catalog=CatalogConfig(type=CatalogType.REST, name="x", uri="http://c", properties={"token": Secret("s3cret")}),
     )
-    assert rest.spark_catalog()["spark.sql.catalog.x.type"] == "rest"
-    assert rest.spark_catalog()["spark.sql.catalog.x.warehouse"] == "s3://b/w"
-    assert rest.warehouse_path is None
+    assert spark_catalog(rest)["spark.sql.catalog.x.type"] == "rest"
+    assert spark_catalog(rest)["spark.sql.catalog.x.warehouse"] == "s3://b/w"
+    assert warehouse_path(rest) is None
     assert "s3cret" not in repr(rest)

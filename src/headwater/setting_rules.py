@@ -15,7 +15,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
 from headwater.errors import ConfigError
-from headwater.wire.settings import Secret
+from headwater.secret import Secret
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +145,8 @@ def convert(field: SettingField, value: object) -> Any:
         if all(isinstance(item, str) for item in value):
             return tuple(value)
         raise Problem("expected a list of strings, found a list with something else in it")
+    if field.mapping and isinstance(value, Mapping):
+        value = {name: text_of(item) for name, item in value.items()}
     plain = Mapping if field.mapping else field.type
     # bool is an int to Python, but never to whoever writes the settings.
     if not isinstance(value, plain) or (isinstance(value, bool) and field.type is not bool):
@@ -152,6 +154,15 @@ def convert(field: SettingField, value: object) -> Any:
     if not field.rule.allows(value):
         raise Problem(f"must be {field.rule.range()}" + ("" if field.type is Secret else f", found {_shown(value)}"))
     return value
+
+
+def text_of(item: object) -> Secret:
+    """A value of a free table; numbers and booleans are written as Spark and Iceberg spell them."""
+    if isinstance(item, Secret):
+        return item
+    if not isinstance(item, str | int | float):
+        raise Problem("expected a string, a number, true or false")
+    return Secret(str(item).lower() if isinstance(item, bool) else str(item))
 
 
 def _found(field: SettingField, value: object) -> str:
