@@ -51,6 +51,12 @@ def shop(database: Database) -> Database:
     return database
 
 
+@pytest.mark.promise(
+    "Every major version from 15 to 18: connection, replication, slots, publication, copy, exported snapshot, and "
+    "a whole pass of the engine"
+)
+@pytest.mark.promise("Ready is reached under heavy traffic")
+@pytest.mark.promise("rows written during the copy are neither lost nor doubled")
 @pytest.mark.versions
 def test_rows_written_during_the_copy_are_neither_lost_nor_doubled(shop: Database) -> None:
     with writing(shop), running(shop) as run:
@@ -65,6 +71,8 @@ def test_rows_written_during_the_copy_are_neither_lost_nor_doubled(shop: Databas
         assert sorted(again.mirror.copies) == ["items", "orders"]
 
 
+@pytest.mark.promise("Ready is reached with no traffic at all, by keepalives only")
+@pytest.mark.promise("empty tables are created")
 @pytest.mark.versions
 def test_all_tables_reach_ready_with_no_traffic_at_all(database: Database) -> None:
     for number in range(12):
@@ -146,6 +154,7 @@ def _wait(event: threading.Event) -> None:
     assert event.wait(30)
 
 
+@pytest.mark.promise("the destination fails before, during and after a batch")
 @pytest.mark.invariant(2)
 def test_a_destination_that_fails_is_tried_again_and_nothing_is_confirmed_meanwhile(shop: Database) -> None:
     with running(shop) as run:
@@ -245,6 +254,7 @@ def _store_rows(shop: Database) -> list[tuple[object, ...]]:
     return rows
 
 
+@pytest.mark.promise("a second start is refused")
 @pytest.mark.invariant(6)
 def test_a_second_run_of_the_same_pipeline_is_refused(shop: Database) -> None:
     with running(shop) as run:
@@ -256,6 +266,7 @@ def test_a_second_run_of_the_same_pipeline_is_refused(shop: Database) -> None:
             run.pipeline.start()
 
 
+@pytest.mark.promise("the destination is shut down once")
 def test_the_destination_is_shut_down_once(shop: Database) -> None:
     with running(shop) as run:
         run.wait_states("ready", 2)
@@ -264,6 +275,8 @@ def test_the_destination_is_shut_down_once(shop: Database) -> None:
     assert run.mirror.shutdowns == 1
 
 
+@pytest.mark.promise("a copy that waits for its result is interrupted by shutdown")
+@pytest.mark.promise("errors caused by shutdown are not recorded")
 def test_shutdown_interrupts_a_copy_that_waits_for_its_result_and_no_error_is_recorded(shop: Database) -> None:
     mirror, store, begun, release = MirrorDestination(), MemoryStore(), threading.Event(), threading.Event()
 
@@ -279,6 +292,7 @@ def test_shutdown_interrupts_a_copy_that_waits_for_its_result_and_no_error_is_re
     assert {state.phase.value for state in store.get_table_states().values()} <= {"init", "data_sync"}
 
 
+@pytest.mark.promise("after a lost walsender nothing is lost and nothing written twice")
 @pytest.mark.versions
 def test_changes_go_on_after_the_walsender_was_ended(shop: Database) -> None:
     with running(shop) as run:
@@ -294,6 +308,7 @@ def test_changes_go_on_after_the_walsender_was_ended(shop: Database) -> None:
         run.assert_equal("orders", "items")
 
 
+@pytest.mark.promise("after a server restart nothing is lost and nothing written twice")
 def test_changes_go_on_after_the_server_restarted() -> None:
     with PostgresServer.start() as server:
         connection = server.connect()
@@ -312,6 +327,11 @@ def test_changes_go_on_after_the_server_restarted() -> None:
                 run.assert_equal("orders")
 
 
+@pytest.mark.promise(
+    "Every major version from 15 to 18: connection, replication, slots, publication, copy, exported snapshot, and "
+    "a whole pass of the engine"
+)
+@pytest.mark.promise("after a killed driver nothing is lost and nothing written twice")
 @pytest.mark.versions
 def test_a_restart_delivers_nothing_twice_that_was_confirmed(shop: Database) -> None:
     store, mirror = MemoryStore(), MirrorDestination()
@@ -326,6 +346,7 @@ def test_a_restart_delivers_nothing_twice_that_was_confirmed(shop: Database) -> 
     assert sorted(mirror.copies) == ["items", "orders"]
 
 
+@pytest.mark.promise("a table whose schema changes ends equal")
 @pytest.mark.versions
 def test_a_table_whose_schema_changes_is_copied_again_and_ends_equal(shop: Database) -> None:
     with running(shop) as run:
@@ -341,6 +362,7 @@ def test_a_table_whose_schema_changes_is_copied_again_and_ends_equal(shop: Datab
         assert run.mirror.copies.count("orders") == 1
 
 
+@pytest.mark.promise("a missing slot")
 @pytest.mark.versions
 def test_invariant_10_a_lost_slot_is_an_error_unless_recreate_was_chosen(shop: Database) -> None:
     store, mirror = MemoryStore(), MirrorDestination()
@@ -441,6 +463,7 @@ def test_types_without_a_binary_decoder_arrive_as_their_text(database: Database)
         assert run.mirror.tables["odd"] == {row[0]: row for row in expected}
 
 
+@pytest.mark.promise("DDL during the copy")
 @pytest.mark.invariant(1)
 @pytest.mark.parametrize("moment", ["while it reads", "before it reads"])
 def test_vacuum_full_and_a_rewriting_alter_during_a_copy_end_equal(shop: Database, moment: str) -> None:

@@ -52,6 +52,7 @@ def confirmed(shop: Database) -> str:
     return str(shop.value("select confirmed_flush_lsn from pg_replication_slots where slot_name = %s", [SLOT]))
 
 
+@pytest.mark.promise("a pipeline goes on at a promoted standby that synced its slot")
 @pytest.mark.invariant(10)
 @pytest.mark.parametrize(
     ("version", "stored"),
@@ -99,6 +100,7 @@ def test_a_pipeline_goes_on_at_a_promoted_standby_that_synced_its_slot(version: 
     assert changes == 100 + 51 + 10 + 109 + 109
 
 
+@pytest.mark.promise("a promoted standby that lacks the slot, or what the lake has, is an error")
 @pytest.mark.invariant(10)
 def test_a_lake_that_is_ahead_of_a_promoted_standby_is_an_error_unless_recreate_was_chosen() -> None:
     mirror = MirrorDestination()
@@ -142,6 +144,7 @@ def position(mirror: MirrorDestination) -> str:
     return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
 
 
+@pytest.mark.promise("a promoted standby that lacks the slot, or what the lake has, is an error")
 @pytest.mark.invariant(10)
 def test_a_promoted_standby_without_the_slot_is_an_error_also_when_somebody_makes_a_new_one() -> None:
     mirror, store = MirrorDestination(), MemoryStore()
@@ -164,6 +167,7 @@ def test_a_promoted_standby_without_the_slot_is_an_error_also_when_somebody_make
     assert mirror.copies == ["orders"]
 
 
+@pytest.mark.promise("a pipeline goes on at a promoted standby that synced its slot")
 @pytest.mark.invariant(10)
 def test_a_run_whose_address_leads_to_the_promoted_standby_goes_on_without_a_restart() -> None:
     mirror = MirrorDestination()
@@ -192,6 +196,7 @@ def test_a_run_whose_address_leads_to_the_promoted_standby_goes_on_without_a_res
     assert mirror.copies == ["orders"]
 
 
+@pytest.mark.promise("failover slots where they are asked for")
 def test_a_slot_that_was_made_without_failover_is_altered_when_it_is_asked_for() -> None:
     mirror, store = MirrorDestination(), MemoryStore()
     with PostgresServer.start() as server, database_of(server) as shop:
@@ -203,6 +208,7 @@ def test_a_slot_that_was_made_without_failover_is_altered_when_it_is_asked_for()
                 run.stop()
 
 
+@pytest.mark.promise("failover slots where they are asked for")
 @pytest.mark.versions
 def test_failover_slots_on_a_server_that_knows_none_are_refused_with_a_hint() -> None:
     with PostgresServer.start(version=16) as server, database_of(server) as shop:
@@ -213,6 +219,7 @@ def test_failover_slots_on_a_server_that_knows_none_are_refused_with_a_hint() ->
         assert "failover_slot = false" in caught.value.hint
 
 
+@pytest.mark.promise("a pipeline goes on at a promoted standby that synced its slot")
 @pytest.mark.invariant(10)
 def test_a_copy_of_a_primary_that_was_left_meanwhile_is_not_handed_over_at_the_new_one() -> None:
     """The old primary lives on, as it may for a while: its positions are ahead of the new one's, and are not the same."""
