@@ -1,6 +1,7 @@
 """What Headwater promises beside the tests that keep it, as Markdown. docs/conformance.md is it; a test says so.
 
-`python -m tests.conformance docs/conformance.md` writes it again. The tests are found by reading their source: nothing is run.
+`python -m tests.conformance docs/conformance.md` writes it again. A test says what it keeps by the markers `promise` and
+`invariant`, its own or those of its class or module. They are read from the source: no test is imported, and nothing is started.
 """
 
 from __future__ import annotations
@@ -8,24 +9,24 @@ from __future__ import annotations
 import ast
 import re
 import sys
-import tomllib
-from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tests.promises import EXPECTED, NO_TEST, NOT_SHOWN, SENTENCES
+
 ROOT = Path(__file__).parents[1]
-PROMISES = ROOT / "tests" / "promises.toml"
-_ELSEWHERE = ("src/headwater/testing/store_suite.py",)
-"""Suites that are shipped, and run here over every implementation."""
+_SUITES = ("src/headwater/testing/store_suite.py",)
+"""Suites that are shipped, and run here over every implementation. The files that run them mark their tests."""
 
 _INTRODUCTION = """\
 # What is promised, and the test that keeps it
 
-Made from the tests and `tests/promises.toml` by `python -m tests.conformance docs/conformance.md`; a test fails when it is
-stale. What no test shows yet says so. The rule and the reason of each
-invariant, and where the code keeps it: [invariants](invariants.md).
+Made by `python -m tests.conformance docs/conformance.md` from the sentences of `tests/promises.py` and the markers of the tests;
+a test fails when it is stale. What no test shows yet says so. The rule and the reason of each invariant, and where the code keeps
+it: [invariants](invariants.md).
 
 `pytest -k` finds the tests of a promise by its sentence, with `_` for whatever is no letter or digit:
 `pytest tests/integration -k a_second_start_is_refused`."""
@@ -36,6 +37,7 @@ class Test:
     file: str
     name: str
     invariants: frozenset[int]
+    promises: frozenset[str]
 
     @property
     def reference(self) -> str:
@@ -43,110 +45,104 @@ class Test:
 
 
 class Incomplete(Exception):
-    """A promise names a test that does not exist, or a test an invariant that does not."""
+    """A marker names a sentence or an invariant that is in no list, or a sentence of the list has no test."""
 
 
-def collect() -> list[Test]:
+@cache
+def collect() -> tuple[Test, ...]:
     """Every test of the tree, in order of file and line."""
-    files = [*sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("test_*.py")), *_ELSEWHERE]
-    return [test for file in files for test in _tests(file, (ROOT / file).read_text(encoding="utf-8"))]
-
-
-def _tests(file: str, source: str) -> Iterator[Test]:
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
-            yield Test(file, node.name, frozenset(_invariants(node)))
-
-
-def _invariants(node: ast.FunctionDef) -> Iterator[int]:
-    named = re.match(r"test_invariant_(\d+)_", node.name)
-    if named:
-        yield int(named[1])
-    for decorator in node.decorator_list:
-        if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "pytest.mark.invariant":
-            yield from (int(ast.literal_eval(argument)) for argument in decorator.args)
-
-
-def page() -> str:
-    """The whole document."""
-    tests = collect()
-    invariants = tomllib.loads(PROMISES.read_text(encoding="utf-8"))["invariant"]
-    return "\n".join(
-        [
-            _INTRODUCTION,
-            "",
-            *_invariant_lines(invariants, tests),
-            *_promise_lines(promises(), tests),
-        ]
+    files = [*sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("test_*.py")), *_SUITES]
+    trees = {file: ast.parse((ROOT / file).read_text(encoding="utf-8")) for file in files}
+    outside = [marked for tree in trees.values() for marked in _marked_from_outside(tree)]
+    return tuple(
+        test for file, tree in trees.items() for test in _tests(file, tree, outside if file in _SUITES else [], [])
     )
 
 
-def promises() -> list[dict[str, Any]]:
-    entries: list[dict[str, Any]] = tomllib.loads(PROMISES.read_text(encoding="utf-8"))["promise"]
-    return entries
+def _tests(
+    file: str, room: ast.Module | ast.ClassDef, outside: list[tuple[str, ast.expr]], around: list[ast.expr]
+) -> Iterator[Test]:
+    """The tests of a module or class, each with the markers `around` it and those given to it from outside."""
+    around = around + _pytestmark(room)
+    for node in room.body:
+        if isinstance(node, ast.ClassDef):
+            yield from _tests(file, node, outside, around + node.decorator_list)
+        elif isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+            marks = [*around, *node.decorator_list, *(mark for name, mark in outside if name == node.name)]
+            numbers = re.findall(r"^test_invariant_(\d+)_", node.name)
+            invariants = {*map(int, numbers), *_arguments(marks, "invariant")}
+            yield Test(file, node.name, frozenset(invariants), frozenset(_arguments(marks, "promise")))
 
 
-def sentences_by_test() -> dict[str, set[str]]:
-    """For each test, the promises it keeps as words for `pytest -k`: `a_second_start_is_refused`, `invariant_7`."""
-    sentences: dict[str, set[str]] = defaultdict(set)
-    for entry in promises():
-        for reference in entry.get("tests", ()):
-            sentences[reference].add(keyword(entry["line"]))
-    for test in collect():
-        sentences[test.reference] |= {f"invariant_{number}" for number in test.invariants}
-    return sentences
+def _pytestmark(room: ast.Module | ast.ClassDef) -> list[ast.expr]:
+    assigned = [
+        node.value
+        for node in room.body
+        if isinstance(node, ast.Assign) and "pytestmark" in ast.unparse(node.targets[0])
+    ]
+    return [mark for value in assigned for mark in (value.elts if isinstance(value, ast.List) else [value])]
 
 
-def keyword(sentence: str) -> str:
-    return re.sub(r"\W+", "_", sentence).strip("_").lower()
+def _marked_from_outside(module: ast.Module) -> Iterator[tuple[str, ast.expr]]:
+    """`pytest.mark.promise("...")(StoreSuite.test_x)`: the test's name and the marker."""
+    for node in module.body:
+        match node:
+            case ast.Expr(ast.Call(ast.Call() as mark, [ast.Attribute(attr=name)])):
+                yield name, mark
 
 
-def _invariant_lines(invariants: list[dict[str, Any]], tests: list[Test]) -> Iterator[str]:
-    by_reference = _by_reference(tests)
-    known = {entry["number"] for entry in invariants}
+def _arguments(marks: list[ast.expr], name: str) -> Iterator[Any]:
+    for mark in marks:
+        if isinstance(mark, ast.Call) and ast.unparse(mark.func) == f"pytest.mark.{name}":
+            yield from (ast.literal_eval(argument) for argument in mark.args)
+
+
+def invariants() -> dict[int, str]:
+    """The titles of docs/invariants.md by number."""
+    text = (ROOT / "docs" / "invariants.md").read_text(encoding="utf-8")
+    return {int(number): title for number, title in re.findall(r"^## (\d+)\. (.+)$", text, re.M)}
+
+
+def page(tests: Sequence[Test]) -> str:
+    """The whole document."""
+    _check(tests)
+    lines = [_INTRODUCTION, "", "## Invariants", ""]
+    for number, title in invariants().items():
+        kept_by = [test for test in tests if number in test.invariants]
+        lines += _entry(f"{number}. **{title}**", "    ", kept_by, NOT_SHOWN.get(title))
+    for heading, sentences in EXPECTED.items():
+        lines += ["", f"## {heading}", ""]
+        for sentence in sentences:
+            kept_by = [test for test in tests if sentence in test.promises]
+            lines += _entry(f"- **{sentence}**", "  ", kept_by, NOT_SHOWN.get(sentence))
+    return "\n".join([*lines, ""])
+
+
+def _check(tests: Sequence[Test]) -> None:
+    titles = invariants()
     for test in tests:
-        if not test.invariants <= known:
-            raise Incomplete(f"{test.reference} names an invariant that promises.toml does not know")
-    yield "## Invariants"
-    yield ""
-    for entry in invariants:
-        kept_by = [test for test in tests if entry["number"] in test.invariants]
-        kept_by += _named(f"invariant {entry['number']}", entry, by_reference)
-        yield from _entry(f"{entry['number']}. **{entry['title']}**", "    ", kept_by, entry.get("left", ""))
-    yield ""
+        if not test.promises <= SENTENCES:
+            raise Incomplete(f"{test.reference} is marked with a promise that tests/promises.py does not list")
+        if not test.invariants <= set(titles):
+            raise Incomplete(f"{test.reference} is marked with an invariant that docs/invariants.md does not have")
+    shown = {sentence for test in tests for sentence in test.promises}
+    shown |= {titles[number] for test in tests for number in test.invariants}
+    for sentence in (SENTENCES | set(titles.values())) - shown:
+        if NOT_SHOWN.get(sentence) != NO_TEST:
+            raise Incomplete(f"no test is marked as showing: {sentence}")
+    for sentence, what in NOT_SHOWN.items():
+        if sentence not in SENTENCES | set(titles.values()):
+            raise Incomplete(f"tests/promises.py says what is not shown of a sentence that is in no list: {sentence}")
+        if what == NO_TEST and sentence in shown:
+            raise Incomplete(f"tests/promises.py says that no test shows what one does: {sentence}")
 
 
-def _promise_lines(promises: list[dict[str, Any]], tests: list[Test]) -> Iterator[str]:
-    by_reference = _by_reference(tests)
-    groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for entry in promises:
-        groups[entry["group"]].append(entry)
-    for group, entries in groups.items():
-        yield f"## {group}"
-        yield ""
-        for entry in entries:
-            kept_by = _named(f"{group}, {entry['line']}", entry, by_reference)
-            yield from _entry(f"- **{entry['line']}**", "  ", kept_by, entry.get("left", ""))
-        yield ""
-
-
-def _by_reference(tests: list[Test]) -> dict[str, Test]:
-    return {test.reference: test for test in tests}
-
-
-def _named(promise: str, entry: dict[str, Any], by_reference: dict[str, Test]) -> list[Test]:
-    missing = [reference for reference in entry.get("tests", ()) if reference not in by_reference]
-    if missing:
-        raise Incomplete(f"{promise}: there is no test {', '.join(missing)}")
-    return [by_reference[reference] for reference in entry.get("tests", ())]
-
-
-def _entry(heading: str, indent: str, tests: list[Test], left: str) -> Iterator[str]:
+def _entry(heading: str, indent: str, tests: list[Test], not_shown: str | None) -> Iterator[str]:
     yield heading if tests else f"{heading}: not shown yet"
     for test in tests:
         yield f"{indent}- [{_sentence(test.name)}](../{test.file})"
-    if left:
-        yield f"{indent}- not shown yet: {left}"
+    if tests and not_shown:
+        yield f"{indent}- not shown yet: {not_shown}"
 
 
 def _sentence(name: str) -> str:
@@ -154,7 +150,7 @@ def _sentence(name: str) -> str:
 
 
 def main() -> None:
-    Path(sys.argv[1]).write_text(page(), encoding="utf-8")
+    Path(sys.argv[1]).write_text(page(collect()), encoding="utf-8")
 
 
 if __name__ == "__main__":

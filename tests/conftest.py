@@ -15,18 +15,18 @@ from psycopg import sql
 from headwater.testing.binaries import DEFAULT_VERSION
 from headwater.testing.postgres import PostgresServer
 from headwater.wire.settings import ConnectSettings
-from tests.conformance import sentences_by_test
 from tests.files_in_memory import keep_files_in_memory
+from tests.promises import keyword
 
 keep_files_in_memory()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let `pytest -k` find the tests of a promise by its sentence, with `_` for whatever is no letter or digit."""
-    sentences = sentences_by_test()
     for item in items:
-        reference = f"{item.nodeid.split('::')[0]}::{getattr(item, 'originalname', item.name)}"
-        item.extra_keyword_matches.update(sentences.get(reference, ()))
+        words = {keyword(sentence) for mark in item.iter_markers("promise") for sentence in mark.args}
+        words |= {f"invariant_{number}" for mark in item.iter_markers("invariant") for number in mark.args}
+        item.extra_keyword_matches.update(words)
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,8 @@ def wait_for_changes(database: Database) -> None:
     wait_until(lambda: database.value("select sum(counter) from small") > before + 1000, 60, what="changes to be made")
 
 
+@pytest.mark.promise("after a killed driver nothing is lost and nothing written twice")
+@pytest.mark.promise("each state is killed and restarted")
 def test_the_driver_is_killed_in_the_middle_of_the_copy(shop: Database, tmp_path: Path) -> None:
     with pipeline_process(shop, tmp_path) as run:
         with writing(shop):
@@ -71,6 +73,7 @@ def test_the_driver_is_killed_in_the_middle_of_the_copy(shop: Database, tmp_path
         run.assert_equal("orders", "small")
 
 
+@pytest.mark.promise("each state is killed and restarted")
 @pytest.mark.slow
 def test_the_driver_is_killed_in_the_middle_of_a_group_of_small_tables(database: Database, tmp_path: Path) -> None:
     names = [f"t{number}" for number in range(8)]
@@ -93,6 +96,8 @@ def test_the_driver_is_killed_in_the_middle_of_a_group_of_small_tables(database:
         run.assert_equal(*names)
 
 
+@pytest.mark.promise("after a killed driver nothing is lost and nothing written twice")
+@pytest.mark.promise("each state is killed and restarted")
 def test_the_driver_is_killed_in_the_middle_of_streaming(shop: Database, tmp_path: Path) -> None:
     with pipeline_process(shop, tmp_path) as run:
         run.start()

@@ -106,6 +106,9 @@ def test_a_server_that_is_stopped_the_fast_way_stops_whatever_the_lake_is_at(
             go_on.set()
 
 
+@pytest.mark.promise(
+    "an internal error of the server is tried a few times, and one that stays ends the run with a hint"
+)
 def test_an_internal_error_of_the_server_that_passes_is_waited_out(
     shop: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -127,6 +130,9 @@ def test_an_internal_error_of_the_server_that_passes_is_waited_out(
     assert caplog.text.count("cache lookup failed") == 2
 
 
+@pytest.mark.promise(
+    "an internal error of the server is tried a few times, and one that stays ends the run with a hint"
+)
 @pytest.mark.parametrize(
     ("row_filter", "sqlstate", "attempts"),
     [("to_tsvector(n::oid::regconfig, 'a') is not null", "XX000", 5), ("100 / n > 0", "22012", 0)],
@@ -196,6 +202,7 @@ def test_a_lake_that_is_away_for_a_while_is_waited_for_and_no_table_errs(shop: D
         run.assert_equal("orders", "items")
 
 
+@pytest.mark.invariant(19)
 def test_readers_see_the_old_rows_until_the_new_copy_of_a_resync_is_there_and_other_tables_go_on(
     shop: Database, tmp_path: Path
 ) -> None:

@@ -61,6 +61,7 @@ def told_often(database: Database) -> None:
     database.execute(f"alter database {database.name} set wal_sender_timeout = '6s'")
 
 
+@pytest.mark.promise("buffered writes drain before shutdown")
 @pytest.mark.usefixtures("told_often")
 def test_run_says_that_it_is_up_and_stops_in_order_after_the_batch_under_way(
     database: Database, tmp_path: Path
@@ -84,6 +85,7 @@ def test_run_says_that_it_is_up_and_stops_in_order_after_the_batch_under_way(
         run.assert_equal("t")
 
 
+@pytest.mark.promise("buffered writes drain before shutdown")
 @pytest.mark.usefixtures("told_often")
 def test_a_second_signal_ends_at_once_though_a_batch_is_under_way(database: Database, tmp_path: Path) -> None:
     database.execute("create table t (id int primary key); create publication shop for table t")
@@ -105,6 +107,7 @@ def test_a_second_signal_ends_at_once_though_a_batch_is_under_way(database: Data
         assert confirmed_position(database.connection, apply_slot_name(1)) < end
 
 
+@pytest.mark.promise("full reset")
 def test_resync_puts_states_back_and_makes_a_new_slot(database: Database, tmp_path: Path) -> None:
     database.execute("create table t (id int primary key); create table u (id int primary key)")
     database.execute("create publication p for table t, u")

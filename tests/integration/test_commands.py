@@ -84,6 +84,7 @@ def test_tables_shows_states_positions_and_what_to_do_about_errors(shop: Databas
     assert "pipeline 1: not running, recorded 0/" in headwater("tables", file)
 
 
+@pytest.mark.promise("rollback to the previous state")
 def test_rollback_of_a_running_pipelines_table_leads_to_a_new_copy(shop: Database, file: Path) -> None:
     with running(shop, store=PostgresStore(shop.settings, 1)) as run:
         make_dates_fail(shop, run)
@@ -96,6 +97,7 @@ def test_rollback_of_a_running_pipelines_table_leads_to_a_new_copy(shop: Databas
         assert (run.destination.copies.count("dates"), run.destination.copies.count("orders")) == (2, 1)
 
 
+@pytest.mark.promise("rollback to the previous state")
 def test_rollback_of_a_stopped_pipelines_table_never_leads_straight_to_ready(shop: Database, file: Path) -> None:
     destination = MemoryTables()
     with running(shop, destination, PostgresStore(shop.settings, 1)) as run:

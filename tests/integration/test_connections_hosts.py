@@ -74,6 +74,7 @@ def ipv6_server(authority: trustme.CA) -> Iterator[PostgresServer]:
         yield server
 
 
+@pytest.mark.promise("IPv6 and Unix sockets")
 @each_connection_kind
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback address")
 @pytest.mark.parametrize("host", ["::1", "[::1]", "[::1]:{port}", "[::1]:1,[::1]:{port}"])
@@ -89,6 +90,7 @@ def test_a_server_is_reached_by_ipv6_and_its_certificate_is_for_the_address(
         ask(ipv6_server.settings(tls=tls), OVER)
 
 
+@pytest.mark.promise("IPv6 and Unix sockets")
 @each_connection_kind
 def test_a_unix_socket_may_stand_among_the_hosts(ask: Ask, pair: Pair) -> None:
     assert ask(pair.primary.settings(tcp=False), OVER) == "unix"
@@ -96,6 +98,7 @@ def test_a_unix_socket_may_stand_among_the_hosts(ask: Ask, pair: Pair) -> None:
     assert ask(pair.primary.settings(tcp=False, host=f"{nowhere},{pair.primary.host}"), OVER) == "unix"
 
 
+@pytest.mark.promise("Several hosts, and a failover between them")
 @each_connection_kind
 def test_hosts_are_tried_in_order_and_one_that_is_down_is_passed_over(ask: Ask, pair: Pair) -> None:
     down, unknown = f"127.0.0.1:{unused_port()}", "no-such-host.invalid"
@@ -105,6 +108,7 @@ def test_hosts_are_tried_in_order_and_one_that_is_down_is_passed_over(ask: Ask, 
     assert ask(pair.settings(down, unknown, pair.standby, wanted=any_of), WHERE) == str(pair.standby.port)
 
 
+@pytest.mark.promise("Several hosts, and a failover between them")
 @each_connection_kind
 @pytest.mark.parametrize("standby_first", [True, False])
 @pytest.mark.parametrize(
@@ -126,6 +130,7 @@ def test_the_wanted_server_is_found_wherever_it_stands(
     assert ask(settings, WHERE) == str(getattr(pair, reached).port)
 
 
+@pytest.mark.promise("Several hosts, and a failover between them")
 @each_connection_kind
 def test_a_standby_that_is_only_preferred_may_be_missing(ask: Ask, pair: Pair) -> None:
     down = f"127.0.0.1:{unused_port()}"
@@ -133,6 +138,7 @@ def test_a_standby_that_is_only_preferred_may_be_missing(ask: Ask, pair: Pair) -
     assert ask(settings, WHERE) == str(pair.primary.port)
 
 
+@pytest.mark.promise("Several hosts, and a failover between them")
 @each_connection_kind
 def test_a_read_only_primary_is_not_read_write(ask: Ask, pair: Pair) -> None:
     name = pair.primary.create_database()
@@ -149,6 +155,7 @@ def test_a_read_only_primary_is_not_read_write(ask: Ask, pair: Pair) -> None:
         pair.primary.drop_database(name)
 
 
+@pytest.mark.promise("Several hosts, and a failover between them")
 @each_connection_kind
 def test_when_no_host_will_do_each_ones_reason_is_told(ask: Ask, pair: Pair) -> None:
     port = unused_port()
@@ -164,6 +171,7 @@ def test_when_no_host_will_do_each_ones_reason_is_told(ask: Ask, pair: Pair) -> 
     assert settings.password.reveal() not in str(caught.value)
 
 
+@pytest.mark.promise("Several hosts, and a failover between them")
 @each_connection_kind
 def test_a_host_that_refuses_us_ends_the_search(ask: Ask, pair: Pair) -> None:
     settings = replace(pair.settings(pair.standby, pair.primary), password=Secret("wrong"))
@@ -172,6 +180,7 @@ def test_a_host_that_refuses_us_ends_the_search(ask: Ask, pair: Pair) -> None:
     assert f":{pair.standby.port}" in caught.value.message
 
 
+@pytest.mark.promise("Several hosts, and a failover between them")
 def test_after_a_failover_every_way_reaches_the_new_primary() -> None:
     with ExitStack() as stack:
         primary = stack.enter_context(PostgresServer.start())

@@ -103,6 +103,7 @@ def set_password(server: PostgresServer, method: str, password: str) -> ConnectS
     return server.settings(username=role, password=Secret(password), tls=TlsConfig(mode=TlsMode.DISABLE))
 
 
+@pytest.mark.promise("Passwords with every odd character")
 @each_connection_kind
 @pytest.mark.parametrize("method", ["scram-sha-256", "md5", "password"])
 @pytest.mark.parametrize("password", ODD.values(), ids=ODD.keys())
@@ -116,6 +117,7 @@ def test_a_password_may_have_every_odd_character(server: PostgresServer, ask: As
         assert password not in str(caught.value)
 
 
+@pytest.mark.promise("Passwords with every odd character")
 def test_scram_prepares_random_passwords_as_the_server_does(server: PostgresServer) -> None:
     """psycopg does it in the server's own code; a password it is let in with must do for ours."""
     choose = random.Random(4)
@@ -136,6 +138,7 @@ def test_scram_prepares_random_passwords_as_the_server_does(server: PostgresServ
         assert by_psycopg(settings, WHO) == by_wire(settings, WHO) == "by_scram_sha_256", ascii(password)
 
 
+@pytest.mark.promise("SCRAM, md5 and cleartext, and no password in clear text where others read it")
 @pytest.mark.versions
 @each_connection_kind
 def test_a_clear_text_password_is_sent_only_where_others_cannot_read_it(
@@ -159,6 +162,7 @@ def test_a_clear_text_password_is_sent_only_where_others_cannot_read_it(
         assert ask(allowed, WHO) == "by_password"
 
 
+@pytest.mark.promise("SCRAM, md5 and cleartext, and no password in clear text where others read it")
 @pytest.mark.versions
 @each_connection_kind
 @pytest.mark.parametrize("method", ["scram-sha-256", "md5"])
@@ -170,6 +174,7 @@ def test_other_methods_need_no_tls_because_they_do_not_send_the_password(
     assert ask(settings, WHO) == settings.username
 
 
+@pytest.mark.promise("SCRAM, md5 and cleartext, and no password in clear text where others read it")
 @pytest.mark.versions
 @each_connection_kind
 def test_scram_notices_who_terminates_tls_on_the_way(server: PostgresServer, ask: Ask) -> None:
@@ -212,6 +217,7 @@ def terminating_tls(server_port: int) -> Iterator[int]:
         assert not thread.is_alive()
 
 
+@pytest.mark.promise("SCRAM, md5 and cleartext, and no password in clear text where others read it")
 @pytest.mark.versions
 @each_connection_kind
 def test_a_password_that_is_asked_for_and_missing_is_told(server: PostgresServer, ask: Ask) -> None:

@@ -110,6 +110,7 @@ def assert_says_what_to_do(error: HeadwaterError) -> None:
     assert error.hint
 
 
+@pytest.mark.promise("Each TLS mode, verify-ca and verify-full told apart")
 @each_connection_kind
 @pytest.mark.parametrize("as_file", [True, False], ids=["path", "text"])
 @pytest.mark.parametrize("mode", list(TlsMode))
@@ -135,6 +136,7 @@ def test_every_mode_reaches_the_right_server(
         assert ask(settings, IN_TLS) == "tls"
 
 
+@pytest.mark.promise("Each TLS mode, verify-ca and verify-full told apart")
 @pytest.mark.versions
 @each_connection_kind
 def test_verify_ca_accepts_another_name_and_verify_full_refuses_it(
@@ -148,6 +150,7 @@ def test_verify_ca_accepts_another_name_and_verify_full_refuses_it(
     assert "verify-ca" in caught.value.hint
 
 
+@pytest.mark.promise("Each TLS mode, verify-ca and verify-full told apart")
 @each_connection_kind
 @pytest.mark.parametrize("mode", [TlsMode.REQUIRE, TlsMode.VERIFY_CA, TlsMode.VERIFY_FULL])
 @pytest.mark.parametrize("trusted", ["a stranger", "the system"])
@@ -166,6 +169,7 @@ def test_a_certificate_that_no_trusted_root_signed_is_refused(
     assert "tls.trusted_root_certs" in caught.value.hint
 
 
+@pytest.mark.promise("Each TLS mode, verify-ca and verify-full told apart")
 @each_connection_kind
 def test_a_server_without_tls_is_refused_where_tls_is_required(plain_server: PostgresServer, ask: Ask) -> None:
     assert ask(plain_server.settings(tls=TlsConfig(mode=TlsMode.PREFER)), IN_TLS) == "plain"
@@ -174,6 +178,7 @@ def test_a_server_without_tls_is_refused_where_tls_is_required(plain_server: Pos
     assert_says_what_to_do(caught.value)
 
 
+@pytest.mark.promise("Client certificates")
 @pytest.mark.versions
 @each_connection_kind
 @pytest.mark.parametrize("given", ["text", "paths", "encrypted key"])
@@ -206,6 +211,7 @@ def encrypted(key: Secret, password: Secret) -> Secret:
     return Secret(loaded.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption).decode())
 
 
+@pytest.mark.promise("Client certificates")
 @pytest.mark.versions
 @each_connection_kind
 def test_a_server_may_ask_for_a_certificate_and_a_password(
@@ -223,6 +229,7 @@ def test_a_server_may_ask_for_a_certificate_and_a_password(
         assert "not it" not in str(caught.value)
 
 
+@pytest.mark.promise("Client certificates")
 @pytest.mark.versions
 @each_connection_kind
 def test_a_missing_wrong_or_strange_client_certificate_is_told(
@@ -243,6 +250,7 @@ def test_a_missing_wrong_or_strange_client_certificate_is_told(
     assert_says_what_to_do(wrong.value)
 
 
+@pytest.mark.promise("Client certificates")
 @each_connection_kind
 def test_a_client_certificate_that_cannot_be_used_is_told_before_anything_is_sent(
     server: PostgresServer, plain_server: PostgresServer, authority: trustme.CA, tmp_path: Path, ask: Ask
@@ -271,6 +279,7 @@ def test_a_client_certificate_that_cannot_be_used_is_told_before_anything_is_sen
             ask(plain_server.settings(tls=replace(tls, mode=TlsMode.PREFER)), IN_TLS)
 
 
+@pytest.mark.promise("Client certificates")
 @pytest.mark.versions
 def test_a_whole_pipeline_runs_with_a_client_certificate_over_a_list_of_hosts(
     server: PostgresServer, authority: trustme.CA, tmp_path: Path
@@ -342,6 +351,7 @@ def test_security_small_tables_sent_to_executors_in_one_job_carry_texts_in_place
     assert table.origin.settings.tls.root_certs == roots_of(authority)
 
 
+@pytest.mark.promise("Client certificates")
 def test_settings_sent_to_an_executor_carry_texts_in_place_of_files(authority: trustme.CA, tmp_path: Path) -> None:
     tls = showing(authority, "by_cert", TlsMode.VERIFY_FULL)
     assert tls.client_cert is not None

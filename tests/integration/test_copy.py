@@ -83,6 +83,7 @@ FROM generate_series(1, 100000) i;
 """
 
 
+@pytest.mark.promise("100,000 rows are exact with parallel ranges")
 def test_a_hundred_thousand_rows_in_parallel_ranges_are_exact(database: Database, spark: SparkSession) -> None:
     database.execute(ORDERS)
     expected = database.execute(
@@ -115,6 +116,7 @@ def test_a_batch_has_exactly_the_declared_schema(database: Database) -> None:
     assert {batch.schema for batch in batches} == {arrow_schema(planned.schema)}
 
 
+@pytest.mark.promise("rows written during the copy are neither lost nor doubled")
 @pytest.mark.versions
 def test_rows_changed_during_the_copy_are_neither_lost_nor_doubled(database: Database) -> None:
     database.execute(
@@ -194,6 +196,13 @@ def wait_until_blocked(database: Database, session: psycopg.Connection[Any], sna
     eventually(lambda: bool(database.value("SELECT %s = ANY(pg_blocking_pids(%s))", pids)))
 
 
+@pytest.mark.promise(
+    "Every major version from 15 to 18: connection, replication, slots, publication, copy, exported snapshot, and "
+    "a whole pass of the engine"
+)
+@pytest.mark.promise(
+    "partitioned roots, nested partitions and single leaves, with and without publish_via_partition_root"
+)
 @pytest.mark.versions
 def test_a_partitioned_table_is_read_leaf_by_leaf_whatever_the_order_of_their_columns(database: Database) -> None:
     database.execute(
@@ -243,6 +252,7 @@ def published(snapshot: ExportedSnapshot, name: str) -> PublishedTable:
     return next(t for t in published_tables(snapshot.lock.connection, "shop") if t.name.name == name)
 
 
+@pytest.mark.promise("row filters and column lists are honoured in copy and stream")
 @pytest.mark.versions
 def test_row_filters_and_column_lists_of_the_publication_hold(database: Database) -> None:
     database.execute(
@@ -260,6 +270,7 @@ def test_rows_of_an_inheritance_child_are_not_the_parents(database: Database) ->
         assert read(snapshot, "public.t") == [(1,)]
 
 
+@pytest.mark.promise("empty tables are created")
 def test_an_empty_table_gives_no_rows_and_its_schema(database: Database, spark: SparkSession) -> None:
     database.execute("CREATE TABLE t (id int, v text)")
     with snapshot_of(database, "t") as snapshot:
@@ -269,6 +280,7 @@ def test_an_empty_table_gives_no_rows_and_its_schema(database: Database, spark: 
         assert frame.columns == ["id", "v"]
 
 
+@pytest.mark.promise("names with quotes, spaces, capitals, unicode and 63 bytes")
 def test_names_with_quotes_spaces_and_unicode(database: Database, spark: SparkSession) -> None:
     name = '"my ""ns"."Größe; 100%"'
     database.execute('CREATE SCHEMA "my ""ns"')
@@ -309,6 +321,7 @@ def test_the_lock_says_when_its_session_died(database: Database) -> None:
             lock.check()
 
 
+@pytest.mark.promise("after a server restart nothing is lost and nothing written twice")
 @pytest.mark.invariant(15)
 def test_a_session_that_ends_while_it_waits_for_the_lock_is_a_lost_connection(database: Database) -> None:
     """A server that restarts meanwhile is no error of the table's."""
@@ -364,6 +377,10 @@ def test_a_snapshot_of_another_run_of_the_server_is_refused_whatever_its_name(da
             list(read_ranges(origin, snapshot.tables["public.t"].plan.ranges))
 
 
+@pytest.mark.promise(
+    "Every major version from 15 to 18: connection, replication, slots, publication, copy, exported snapshot, and "
+    "a whole pass of the engine"
+)
 @pytest.mark.versions
 @pytest.mark.invariant(1)
 def test_the_slot_is_made_under_the_lock_and_its_snapshot_serves_the_copy(database: Database) -> None:

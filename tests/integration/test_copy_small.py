@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 
 import pyarrow as pa
+import pytest
 
 from headwater.errors import ValueOutOfRange
 from headwater.source.copy_plan import SmallTable
@@ -51,6 +52,7 @@ def test_every_table_has_an_outcome_of_its_own(database: Database) -> None:
     assert rows(found["c"]) == [(7, [1, None])]
 
 
+@pytest.mark.promise("small tables share slot, exported snapshot and job, and each has a state and an error of its own")
 def test_what_does_not_fit_is_left_out_and_the_budget_holds(database: Database) -> None:
     database.execute(
         """

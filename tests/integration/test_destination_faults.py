@@ -45,6 +45,7 @@ class Failing:
             raise DestinationUnavailable("the destination went away", hint="Wait.")
 
 
+@pytest.mark.promise("the destination fails before, during and after a batch")
 @pytest.mark.invariant(2)
 @pytest.mark.parametrize("moment", ["before", "during", "after"])
 def test_the_destination_fails_before_during_and_after_a_batch_and_nothing_is_lost_or_doubled(
@@ -70,6 +71,7 @@ def test_the_destination_fails_before_during_and_after_a_batch_and_nothing_is_lo
         assert [destination.copies(table) for table in TABLES] == [1, 1]
 
 
+@pytest.mark.promise("the destination fails before, during and after a batch")
 @pytest.mark.parametrize("moment", ["before", "during", "after"])
 def test_the_destination_fails_before_during_and_after_a_copy_and_the_copy_is_made_again(
     shop: Database, moment: str
@@ -98,6 +100,7 @@ def test_the_destination_fails_before_during_and_after_a_copy_and_the_copy_is_ma
     assert len(destination.copies) == (4 if moment == "after" else 2)
 
 
+@pytest.mark.promise("no retry, manual and timed")
 def test_a_table_whose_error_says_never_is_not_tried_again_by_itself_and_a_person_may(shop: Database) -> None:
     destination, store, refusals = MemoryTables(), MemoryStore(), iter(range(1))
 

@@ -52,6 +52,12 @@ def shop(database: Database) -> Database:
     return database
 
 
+@pytest.mark.promise(
+    "Every major version from 15 to 18: connection, replication, slots, publication, copy, exported snapshot, and "
+    "a whole pass of the engine"
+)
+@pytest.mark.promise("Ready is reached under heavy traffic")
+@pytest.mark.promise("rows written during the copy are neither lost nor doubled")
 @pytest.mark.versions
 def test_rows_written_during_the_copy_are_neither_lost_nor_doubled(shop: Database) -> None:
     with writing(shop), running(shop) as run:
@@ -66,6 +72,8 @@ def test_rows_written_during_the_copy_are_neither_lost_nor_doubled(shop: Databas
         assert sorted(again.destination.copies) == ["items", "orders"]
 
 
+@pytest.mark.promise("Ready is reached with no traffic at all, by keepalives only")
+@pytest.mark.promise("empty tables are created")
 @pytest.mark.versions
 def test_all_tables_reach_ready_with_no_traffic_at_all(database: Database) -> None:
     for number in range(12):
@@ -147,6 +155,7 @@ def _wait(event: threading.Event) -> None:
     assert event.wait(30)
 
 
+@pytest.mark.promise("the destination fails before, during and after a batch")
 @pytest.mark.invariant(2)
 def test_a_destination_that_fails_is_tried_again_and_nothing_is_confirmed_meanwhile(shop: Database) -> None:
     with running(shop) as run:
@@ -246,6 +255,7 @@ def _store_rows(shop: Database) -> list[tuple[object, ...]]:
     return rows
 
 
+@pytest.mark.promise("a second start is refused")
 @pytest.mark.invariant(6)
 def test_a_second_run_of_the_same_pipeline_is_refused(shop: Database) -> None:
     with running(shop) as run:
@@ -257,6 +267,7 @@ def test_a_second_run_of_the_same_pipeline_is_refused(shop: Database) -> None:
             run.pipeline.start()
 
 
+@pytest.mark.promise("the destination is shut down once")
 def test_the_destination_is_shut_down_once(shop: Database) -> None:
     with running(shop) as run:
         run.wait_states("ready", 2)
@@ -265,6 +276,8 @@ def test_the_destination_is_shut_down_once(shop: Database) -> None:
     assert run.destination.shutdowns == 1
 
 
+@pytest.mark.promise("a copy that waits for its result is interrupted by shutdown")
+@pytest.mark.promise("errors caused by shutdown are not recorded")
 def test_shutdown_interrupts_a_copy_that_waits_for_its_result_and_no_error_is_recorded(shop: Database) -> None:
     destination, store, begun, release = MemoryTables(), MemoryStore(), threading.Event(), threading.Event()
 
@@ -280,6 +293,7 @@ def test_shutdown_interrupts_a_copy_that_waits_for_its_result_and_no_error_is_re
     assert {state.phase.value for state in store.get_table_states().values()} <= {"init", "data_sync"}
 
 
+@pytest.mark.promise("after a lost walsender nothing is lost and nothing written twice")
 @pytest.mark.versions
 def test_changes_go_on_after_the_walsender_was_ended(shop: Database) -> None:
     with running(shop) as run:
@@ -295,6 +309,7 @@ def test_changes_go_on_after_the_walsender_was_ended(shop: Database) -> None:
         run.assert_equal("orders", "items")
 
 
+@pytest.mark.promise("after a server restart nothing is lost and nothing written twice")
 def test_changes_go_on_after_the_server_restarted() -> None:
     with PostgresServer.start() as server:
         connection = server.connect()
@@ -313,6 +328,11 @@ def test_changes_go_on_after_the_server_restarted() -> None:
                 run.assert_equal("orders")
 
 
+@pytest.mark.promise(
+    "Every major version from 15 to 18: connection, replication, slots, publication, copy, exported snapshot, and "
+    "a whole pass of the engine"
+)
+@pytest.mark.promise("after a killed driver nothing is lost and nothing written twice")
 @pytest.mark.versions
 def test_a_restart_delivers_nothing_twice_that_was_confirmed(shop: Database) -> None:
     store, destination = MemoryStore(), MemoryTables()
@@ -327,6 +347,7 @@ def test_a_restart_delivers_nothing_twice_that_was_confirmed(shop: Database) -> 
     assert sorted(destination.copies) == ["items", "orders"]
 
 
+@pytest.mark.promise("a table whose schema changes ends equal")
 @pytest.mark.versions
 def test_a_table_whose_schema_changes_is_copied_again_and_ends_equal(shop: Database) -> None:
     with running(shop) as run:
@@ -342,6 +363,7 @@ def test_a_table_whose_schema_changes_is_copied_again_and_ends_equal(shop: Datab
         assert run.destination.copies.count("orders") == 1
 
 
+@pytest.mark.promise("a missing slot")
 @pytest.mark.versions
 def test_invariant_10_a_lost_slot_is_an_error_unless_recreate_was_chosen(shop: Database) -> None:
     store, destination = MemoryStore(), MemoryTables()
@@ -442,6 +464,7 @@ def test_types_without_a_binary_decoder_arrive_as_their_text(database: Database)
         assert run.destination.tables["odd"] == {row[0]: row for row in expected}
 
 
+@pytest.mark.promise("DDL during the copy")
 @pytest.mark.invariant(1)
 @pytest.mark.parametrize("moment", ["while it reads", "before it reads"])
 def test_vacuum_full_and_a_rewriting_alter_during_a_copy_end_equal(shop: Database, moment: str) -> None:

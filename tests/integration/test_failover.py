@@ -53,6 +53,7 @@ def confirmed(shop: Database) -> str:
     return str(shop.value("select confirmed_flush_lsn from pg_replication_slots where slot_name = %s", [SLOT]))
 
 
+@pytest.mark.promise("a pipeline goes on at a promoted standby that synced its slot")
 @pytest.mark.invariant(10)
 @pytest.mark.parametrize(
     ("version", "stored"),
@@ -100,6 +101,7 @@ def test_a_pipeline_goes_on_at_a_promoted_standby_that_synced_its_slot(version: 
     assert changes == 100 + 51 + 10 + 109 + 109
 
 
+@pytest.mark.promise("a promoted standby that lacks the slot, or what the lake has, is an error")
 @pytest.mark.invariant(10)
 def test_a_lake_that_is_ahead_of_a_promoted_standby_is_an_error_unless_recreate_was_chosen() -> None:
     destination = MemoryTables()
@@ -143,6 +145,7 @@ def position(destination: MemoryTables) -> str:
     return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
 
 
+@pytest.mark.promise("a promoted standby that lacks the slot, or what the lake has, is an error")
 @pytest.mark.invariant(10)
 def test_a_promoted_standby_without_the_slot_is_an_error_also_when_somebody_makes_a_new_one() -> None:
     destination, store = MemoryTables(), MemoryStore()
@@ -165,6 +168,7 @@ def test_a_promoted_standby_without_the_slot_is_an_error_also_when_somebody_make
     assert destination.copies == ["orders"]
 
 
+@pytest.mark.promise("a pipeline goes on at a promoted standby that synced its slot")
 @pytest.mark.invariant(10)
 def test_a_run_whose_address_leads_to_the_promoted_standby_goes_on_without_a_restart() -> None:
     destination = MemoryTables()
@@ -193,6 +197,7 @@ def test_a_run_whose_address_leads_to_the_promoted_standby_goes_on_without_a_res
     assert destination.copies == ["orders"]
 
 
+@pytest.mark.promise("failover slots where they are asked for")
 def test_a_slot_that_was_made_without_failover_is_altered_when_it_is_asked_for() -> None:
     destination, store = MemoryTables(), MemoryStore()
     with PostgresServer.start() as server, database_of(server) as shop:
@@ -204,6 +209,7 @@ def test_a_slot_that_was_made_without_failover_is_altered_when_it_is_asked_for()
                 run.stop()
 
 
+@pytest.mark.promise("failover slots where they are asked for")
 @pytest.mark.versions
 def test_failover_slots_on_a_server_that_knows_none_are_refused_with_a_hint() -> None:
     with PostgresServer.start(version=16) as server, database_of(server) as shop:
@@ -214,6 +220,7 @@ def test_failover_slots_on_a_server_that_knows_none_are_refused_with_a_hint() ->
         assert "failover_slot = false" in caught.value.hint
 
 
+@pytest.mark.promise("a pipeline goes on at a promoted standby that synced its slot")
 @pytest.mark.invariant(10)
 def test_a_copy_of_a_primary_that_was_left_meanwhile_is_not_handed_over_at_the_new_one() -> None:
     """The old primary lives on, as it may for a while: its positions are ahead of the new one's, and are not the same."""

@@ -47,6 +47,8 @@ def slots(database: Database) -> list[str]:
     return [name for (name,) in rows]
 
 
+@pytest.mark.promise("small tables share slot, exported snapshot and job, and each has a state and an error of its own")
+@pytest.mark.promise("the apply worker pauses shortly, and the longest pause is shown")
 def test_a_group_shares_one_slot_and_one_snapshot_and_pauses_the_apply_worker_once(database: Database) -> None:
     names = make_tables(database, TABLES)
     destination = BlockingCopyDestination("t3")
@@ -65,6 +67,7 @@ def test_a_group_shares_one_slot_and_one_snapshot_and_pauses_the_apply_worker_on
         run.assert_equal(*names)
 
 
+@pytest.mark.promise("small tables share slot, exported snapshot and job, and each has a state and an error of its own")
 def test_large_tables_have_a_slot_each_beside_a_group(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(groups, "SMALL_TABLE_BYTES", 64 << 10)
     make_tables(database, 3)
@@ -81,6 +84,7 @@ def test_large_tables_have_a_slot_each_beside_a_group(database: Database, monkey
         run.assert_equal("t0", "t1", "t2", "large")
 
 
+@pytest.mark.promise("small tables share slot, exported snapshot and job, and each has a state and an error of its own")
 def test_a_table_that_has_grown_since_it_was_listed_leaves_its_group(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,6 +101,7 @@ def test_a_table_that_has_grown_since_it_was_listed_leaves_its_group(
         assert destination.starts["grown"] != destination.starts["t0"]
 
 
+@pytest.mark.promise("rows written during the copy are neither lost nor doubled")
 def test_rows_written_during_a_groups_copy_are_neither_lost_nor_doubled(database: Database) -> None:
     names = make_tables(database, TABLES)
     with writing(database, names), running(database) as run:
@@ -110,6 +115,7 @@ def test_rows_written_during_a_groups_copy_are_neither_lost_nor_doubled(database
         assert sorted(again.destination.copies) == names
 
 
+@pytest.mark.promise("small tables share slot, exported snapshot and job, and each has a state and an error of its own")
 @pytest.mark.invariant(15)
 def test_one_bad_table_of_a_group_is_errored_and_the_others_become_ready(database: Database) -> None:
     names = make_tables(database, TABLES)
@@ -123,6 +129,7 @@ def test_one_bad_table_of_a_group_is_errored_and_the_others_become_ready(databas
         run.assert_equal(*names)
 
 
+@pytest.mark.promise("small tables share slot, exported snapshot and job, and each has a state and an error of its own")
 @pytest.mark.invariant(15)
 def test_a_value_that_comes_while_a_group_follows_its_slot_errs_its_table_alone(database: Database) -> None:
     names = make_tables(database, TABLES)
@@ -137,6 +144,7 @@ def test_a_value_that_comes_while_a_group_follows_its_slot_errs_its_table_alone(
         run.assert_equal(*names)
 
 
+@pytest.mark.promise("small tables share slot, exported snapshot and job, and each has a state and an error of its own")
 @pytest.mark.invariant(15)
 def test_a_destination_that_does_not_say_whose_trouble_it_is_is_asked_table_by_table(database: Database) -> None:
     names = make_tables(database, TABLES)
@@ -159,6 +167,7 @@ def test_a_destination_that_does_not_say_whose_trouble_it_is_is_asked_table_by_t
         run.assert_equal(*(name for name in names if name != "t5"))
 
 
+@pytest.mark.promise("small tables share slot, exported snapshot and job, and each has a state and an error of its own")
 @pytest.mark.invariant(15)
 def test_a_destination_that_is_away_in_the_middle_of_a_group_is_nobodys_error(database: Database) -> None:
     names = make_tables(database, TABLES)
@@ -177,6 +186,7 @@ def test_a_destination_that_is_away_in_the_middle_of_a_group_is_nobodys_error(da
     assert all(state.retry_policy is None for state in store.get_table_states().values())
 
 
+@pytest.mark.promise("small tables share slot, exported snapshot and job, and each has a state and an error of its own")
 @pytest.mark.invariant(15)
 def test_a_groups_exported_snapshot_that_is_lost_is_nobodys_error(database: Database) -> None:
     names = make_tables(database, TABLES)
@@ -200,6 +210,7 @@ def test_a_groups_exported_snapshot_that_is_lost_is_nobodys_error(database: Data
     assert errored == []
 
 
+@pytest.mark.promise("small tables share slot, exported snapshot and job, and each has a state and an error of its own")
 def test_a_table_that_leaves_while_its_group_is_copied_holds_no_other_up(database: Database) -> None:
     names = make_tables(database, TABLES)
     database.execute("drop publication shop; create publication shop for table " + ", ".join(names))
@@ -219,6 +230,7 @@ def test_a_table_that_leaves_while_its_group_is_copied_holds_no_other_up(databas
         run.assert_equal(*others)
 
 
+@pytest.mark.promise("small tables share slot, exported snapshot and job, and each has a state and an error of its own")
 def test_a_new_copy_asked_for_in_the_middle_of_a_group_concerns_its_table_alone(database: Database) -> None:
     names = make_tables(database, TABLES)
     store, destination = MemoryStore(), BlockingCopyDestination("t3")
@@ -234,6 +246,7 @@ def test_a_new_copy_asked_for_in_the_middle_of_a_group_concerns_its_table_alone(
         assert len(set(destination.starts.values())) == 2, "the table was copied again at a position of its own"
 
 
+@pytest.mark.promise("small tables share slot, exported snapshot and job, and each has a state and an error of its own")
 def test_a_group_that_was_interrupted_starts_again_and_ends_equal(database: Database) -> None:
     names = make_tables(database, TABLES)
     store, destination = MemoryStore(), BlockingCopyDestination("t7")
@@ -251,6 +264,7 @@ def test_a_group_that_was_interrupted_starts_again_and_ends_equal(database: Data
         last.assert_equal(*names)
 
 
+@pytest.mark.promise("small tables share slot, exported snapshot and job, and each has a state and an error of its own")
 def test_a_changed_schema_in_a_group_starts_its_table_again_and_no_other(database: Database) -> None:
     names = make_tables(database, TABLES)
     destination = BlockingCopyDestination("t3")
@@ -272,6 +286,7 @@ def test_a_changed_schema_in_a_group_starts_its_table_again_and_no_other(databas
         assert [destination.copies.count(name) for name in names if name != "t5"] == [1] * (TABLES - 1)
 
 
+@pytest.mark.promise("small tables share slot, exported snapshot and job, and each has a state and an error of its own")
 @pytest.mark.invariant(1)
 def test_a_migration_over_several_tables_of_a_group_goes_first_and_is_no_deadlocks_victim(database: Database) -> None:
     """A lock on the second table that waits for the first would make Postgres end the migration."""
@@ -303,6 +318,7 @@ def test_a_migration_over_several_tables_of_a_group_goes_first_and_is_no_deadloc
         run.assert_equal(*names)
 
 
+@pytest.mark.promise("1,000 tables")
 def test_a_thousand_small_tables_reach_ready_and_end_equal(database: Database) -> None:
     names = make_tables(database, 1000, rows=3)
     with running(database) as run:
@@ -333,6 +349,7 @@ def jobs_with_tag(spark: SparkSession, tag: str) -> list[int]:
     return list(spark.sparkContext._jsc.sc().statusTracker().getJobIdsForTag(tag))
 
 
+@pytest.mark.promise("small tables share slot, exported snapshot and job, and each has a state and an error of its own")
 def test_a_group_is_read_by_one_spark_job(database: Database, spark: SparkSession) -> None:
     names = make_tables(database, TABLES)
     database.execute("create table nothing(id int primary key)")
@@ -353,6 +370,7 @@ def test_a_group_is_read_by_one_spark_job(database: Database, spark: SparkSessio
         assert jobs_with_tag(spark, f"headwater-copy-1-{oid(database, name)}") == []
 
 
+@pytest.mark.promise("small tables share slot, exported snapshot and job, and each has a state and an error of its own")
 def test_tables_beyond_the_memory_of_a_group_are_read_by_themselves(
     database: Database, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -364,6 +382,8 @@ def test_tables_beyond_the_memory_of_a_group_are_read_by_themselves(
         assert sorted(run.destination.copies) == names
 
 
+@pytest.mark.promise("1,000 tables")
+@pytest.mark.promise("small tables share slot, exported snapshot and job, and each has a state and an error of its own")
 @pytest.mark.parametrize("count", [10, pytest.param(1000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
 def test_small_tables_in_iceberg_end_equal(
     database: Database, spark: SparkSession, lake_settings: DestinationConfig, count: int

@@ -25,6 +25,7 @@ from tests.integration.small_tables import BlockingCopyDestination, make_tables,
 TABLES = 8
 
 
+@pytest.mark.promise("the apply worker pauses shortly, and the longest pause is shown")
 @pytest.mark.usefixtures("first")
 def test_the_last_write_of_a_copy_runs_beside_a_write_of_the_apply_worker_and_holds_nobody_up(
     database: Database,
@@ -46,6 +47,7 @@ def test_the_last_write_of_a_copy_runs_beside_a_write_of_the_apply_worker_and_ho
         run.assert_equal("first", "second")
 
 
+@pytest.mark.promise("the apply worker pauses shortly, and the longest pause is shown")
 @pytest.mark.usefixtures("first")
 def test_how_long_a_hand_off_holds_changes_up_is_measured_and_for_whom_is_said(database: Database) -> None:
     destination = BlockingDestination("first", "second")
@@ -68,6 +70,7 @@ def test_how_long_a_hand_off_holds_changes_up_is_measured_and_for_whom_is_said(d
         run.assert_equal("first", "second")
 
 
+@pytest.mark.promise("Ready is reached under heavy traffic")
 def test_busy_tables_of_a_group_are_handed_over_a_few_at_a_time_and_end_equal(database: Database) -> None:
     names = make_tables(database, TABLES)
     database.execute("drop publication shop; create publication shop for table t0, t1")
@@ -93,6 +96,7 @@ def test_busy_tables_of_a_group_are_handed_over_a_few_at_a_time_and_end_equal(da
         assert sorted(destination.copies) == names
 
 
+@pytest.mark.promise("catching up that fails does not stop the apply worker")
 @pytest.mark.usefixtures("first")
 def test_a_table_that_leaves_while_its_changes_are_put_off_keeps_nobody_back(
     database: Database, monkeypatch: pytest.MonkeyPatch
@@ -167,6 +171,7 @@ class NoProgress(MemoryStore):
         return super().upsert_replication_progress(worker_type, flush_lsn)
 
 
+@pytest.mark.promise("small tables share slot, exported snapshot and job, and each has a state and an error of its own")
 def test_what_a_group_holds_back_while_nobody_answers_it_is_bounded(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

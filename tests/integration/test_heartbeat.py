@@ -25,6 +25,7 @@ def shop(database: Database) -> Database:
     return database
 
 
+@pytest.mark.promise("a heartbeat by choice, which writes neither to the lake nor to the store")
 @pytest.mark.invariant(9)
 @pytest.mark.parametrize("version", [pytest.param(v, marks=pytest.mark.versions) for v in (14, 15)] + [18])
 def test_the_slot_moves_with_every_beat_and_neither_lake_nor_store_are_written(version: int) -> None:
@@ -46,6 +47,7 @@ def test_the_slot_moves_with_every_beat_and_neither_lake_nor_store_are_written(v
             run.assert_equal("orders")
 
 
+@pytest.mark.promise("a heartbeat by choice, which writes neither to the lake nor to the store")
 def test_without_the_setting_no_heartbeat_is_sent(shop: Database) -> None:
     with running(shop) as run:
         run.wait_states("ready", 1)
@@ -66,6 +68,7 @@ def beats(shop: Database) -> int:
     )
 
 
+@pytest.mark.promise("a heartbeat by choice, which writes neither to the lake nor to the store")
 def test_a_heartbeat_that_fails_is_logged_and_tried_again_and_stops_nothing(
     shop: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -82,6 +85,7 @@ def test_a_heartbeat_that_fails_is_logged_and_tried_again_and_stops_nothing(
         run.assert_equal("orders")
 
 
+@pytest.mark.promise("a heartbeat by choice, which writes neither to the lake nor to the store")
 def test_a_role_that_may_not_send_a_heartbeat_is_told_before_the_start(shop: Database) -> None:
     name = "hw_no_heart"
     shop.execute(f"create role {name} login replication; grant create on database {shop.name} to {name}")

@@ -61,6 +61,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.promise("a promoted standby that lacks the slot, or what the lake has, is an error")
 @pytest.mark.invariant(10)
 def test_the_furthest_position_is_the_lakes_own_and_not_what_was_recorded(lake: Lake) -> None:
     copied, changed, unknown = table_schema(*ID_V), table_schema(*ID_V), TableId(99_999_999)
@@ -113,6 +114,7 @@ def test_the_watermark_travels_in_the_lake_commit(lake: Lake) -> None:
     assert (applied["headwater.pipeline-id"], applied["headwater.system-identifier"]) == ("1", "7001")
 
 
+@pytest.mark.promise("key updates")
 @pytest.mark.invariant(12)
 @pytest.mark.invariant(13)
 def test_a_changed_key_is_a_delete_and_an_insert_and_keeps_unchanged_values_through_chains(lake: Lake) -> None:
@@ -133,6 +135,7 @@ def test_a_changed_key_is_a_delete_and_an_insert_and_keeps_unchanged_values_thro
     assert lake.destination.source_rows_read == 0
 
 
+@pytest.mark.promise("key updates")
 def test_rows_that_swap_their_keys_by_a_third_one_keep_their_values(lake: Lake) -> None:
     schema = table_schema(*ID_V)
     lake.copy(schema, [(1, "one"), (2, "two")])
@@ -145,6 +148,7 @@ def test_rows_that_swap_their_keys_by_a_third_one_keep_their_values(lake: Lake) 
     assert lake.rows(schema) == [(1, "two"), (2, "one")]
 
 
+@pytest.mark.promise("TOAST unchanged under each")
 @pytest.mark.invariant(12)
 def test_an_unchanged_value_that_no_target_row_has_is_read_from_the_source_and_never_becomes_null(lake: Lake) -> None:
     schema = table_schema(*ID_V)
@@ -164,6 +168,7 @@ def test_an_unchanged_value_that_no_target_row_has_is_read_from_the_source_and_n
     assert lake.rows(schema) == [(1, "a"), (10, "moved"), (7, "from the source")]
 
 
+@pytest.mark.promise("TOAST unchanged under each")
 @pytest.mark.invariant(12)
 def test_with_full_identity_unchanged_values_come_from_the_old_row(lake: Lake) -> None:
     schema = table_schema(*ID_V, replica_identity=ReplicaIdentity.FULL)
@@ -172,6 +177,8 @@ def test_with_full_identity_unchanged_values_come_from_the_old_row(lake: Lake) -
     assert lake.rows(schema) == [(1, "full")]
 
 
+@pytest.mark.invariant(19)
+@pytest.mark.promise("one, and rows after it")
 def test_a_truncate_and_the_rows_after_it_are_one_lake_commit(lake: Lake) -> None:
     schema = table_schema(*ID_V)
     lake.copy(schema, [(1, "a"), (2, "b")])
@@ -257,6 +264,7 @@ def test_commits_of_others_without_a_watermark_do_not_hide_ours(lake: Lake) -> N
     assert lake.rows(schema) == [(1, "b"), (3, "c")]
 
 
+@pytest.mark.invariant(19)
 def test_a_new_copy_replaces_the_old_rows_in_one_commit_and_dropping_keeps_them(lake: Lake) -> None:
     schema = table_schema(*ID_V)
     dropped = DropTableForCopyResult()
@@ -286,6 +294,7 @@ def test_a_copy_may_change_columns_and_types(lake: Lake) -> None:
     assert set(lake.spark.table(lake.identifier(schema)).columns) == {"id", "v", "x", "more"}
 
 
+@pytest.mark.promise("add, drop, rename and widen columns in the lake")
 def test_columns_are_added_dropped_renamed_and_widened_between_runs(lake: Lake) -> None:
     schema = table_schema(*ID_V, ("n", 23), ("gone", 25))
     lake.copy(schema, [(1, "a", 1, "x")])
@@ -403,6 +412,7 @@ def test_a_late_commit_of_a_dead_attempt_to_the_staging_branch_is_not_published(
     assert lake.rows(schema) == [(1, "in time"), (2, "b")]
 
 
+@pytest.mark.promise("tables without a key")
 def test_of_two_equal_rows_without_a_key_one_delete_removes_one(lake: Lake) -> None:
     schema = table_schema(("a", 23), ("b", 25), ("c", 1007), key=(), replica_identity=ReplicaIdentity.FULL)
     lake.copy(
@@ -426,6 +436,7 @@ def test_of_two_equal_rows_without_a_key_one_delete_removes_one(lake: Lake) -> N
     assert len(lake.snapshots(schema)) == before + 1
 
 
+@pytest.mark.promise("names with quotes, spaces, capitals, unicode and 63 bytes")
 def test_names_with_quotes_spaces_dots_capitals_and_unicode_work(lake: Lake) -> None:
     names = [
         TableName("Sp ace\"`'", "Tab`le 'x'"),

@@ -86,6 +86,9 @@ LAST_ON_RECORD = {
 """What the store has before a state is recorded, and instead of one that never is."""
 
 
+@pytest.mark.promise("after a killed driver nothing is lost and nothing written twice")
+@pytest.mark.promise("each state is killed and restarted")
+@pytest.mark.promise("no change is lost or doubled, whoever is quicker")
 @pytest.mark.invariant(5)
 @pytest.mark.parametrize(("phase", "moment"), AFTER + BEFORE, ids=lambda value: str(value))
 def test_each_state_is_killed_and_restarted_and_no_change_is_lost_or_doubled(

@@ -87,6 +87,7 @@ def written(name: TableName) -> str:
     return name.quoted if str(name) == "select.a.b.c" else str(name)
 
 
+@pytest.mark.promise("names with quotes, spaces, capitals, unicode and 63 bytes")
 def test_names_with_quotes_spaces_capitals_unicode_and_63_bytes_work_in_a_pipeline_and_in_every_command(
     named: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,10 @@ create publication shop for table by_default, by_full, by_full_without_key, by_i
 WITH_KEY_CHANGES = ("by_default", "by_full", "by_full_without_key", "by_index")
 
 
+@pytest.mark.promise("TOAST unchanged under each")
+@pytest.mark.promise("default, full, using index, nothing")
+@pytest.mark.promise("key updates")
+@pytest.mark.promise("tables without a key")
 def test_each_replica_identity_is_mirrored_with_key_updates_and_unchanged_large_values(
     database: Database, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -84,6 +88,8 @@ def test_each_replica_identity_is_mirrored_with_key_updates_and_unchanged_large_
         run.assert_equal(*WITH_KEY_CHANGES, "by_nothing")
 
 
+@pytest.mark.promise("between rows of one transaction")
+@pytest.mark.promise("several, cascade, restart identity")
 def test_truncate_of_several_by_cascade_with_identities_and_between_rows_of_one_transaction(
     database: Database, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -137,6 +143,7 @@ class SilentAfterwards(IcebergDestination):
         result.failed(DestinationUnavailable("the answer was lost", hint="Wait."))
 
 
+@pytest.mark.promise("the destination fails before, during and after a batch")
 @pytest.mark.invariant(5)
 def test_the_destination_fails_after_the_lake_commit_and_the_batch_that_comes_again_is_skipped(
     database: Database, spark: SparkSession, tmp_path: Path

@@ -23,6 +23,7 @@ pytestmark = [
 MIB = 1 << 20
 
 
+@pytest.mark.promise("one row of 64 MiB")
 @pytest.mark.parametrize("mib", [16, pytest.param(64, marks=pytest.mark.slow)])
 def test_one_row_of_64_mib_goes_through_copy_and_stream_into_the_lake(
     database: Database, tmp_path: Path, mib: int
@@ -46,6 +47,7 @@ def test_one_row_of_64_mib_goes_through_copy_and_stream_into_the_lake(
         assert database.value("select sum(length(content)) from files") == 2 * mib * MIB
 
 
+@pytest.mark.promise("1,600 columns")
 @pytest.mark.parametrize("count", [300, pytest.param(1600, marks=pytest.mark.slow)])
 def test_a_table_of_very_many_columns_is_copied_and_followed(
     database: Database, spark: SparkSession, tmp_path: Path, count: int
@@ -67,6 +69,7 @@ def test_a_table_of_very_many_columns_is_copied_and_followed(
         run.assert_equal("wide")
 
 
+@pytest.mark.promise("a transaction of several million rows")
 def test_a_transaction_that_is_netted_in_parts_ends_equal_with_moved_keys_and_without_a_key(
     database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,6 +69,7 @@ def wait_streamed(shop: Database, count: int) -> None:
     wait_until(lambda: streamed(shop) >= count, 30)
 
 
+@pytest.mark.promise("a transaction of several million rows")
 @pytest.mark.invariant(4)
 def test_a_large_transaction_is_sent_in_progress_and_is_one_batch_without_what_was_rolled_back(shop: Database) -> None:
     with running(shop) as run, shop.server.connect() as other:
@@ -195,6 +196,7 @@ def test_a_table_is_copied_while_a_large_transaction_is_in_progress(shop: Databa
         shop.execute("drop table late")
 
 
+@pytest.mark.promise("no change is lost or doubled, whoever is quicker")
 def test_tables_are_handed_over_while_a_large_transaction_of_theirs_is_in_progress_and_get_all_of_it(
     shop: Database,
 ) -> None:
@@ -281,6 +283,7 @@ def test_a_spool_directory_that_cannot_be_used_is_said_at_the_start(shop: Databa
     assert "Make the directory" in caught.value.hint
 
 
+@pytest.mark.promise("a transaction of several million rows")
 def test_a_spool_directory_that_is_away_is_waited_for_and_nothing_is_confirmed_meanwhile(
     shop: Database, tmp_path: Path
 ) -> None:
@@ -300,6 +303,7 @@ def test_a_spool_directory_that_is_away_is_waited_for_and_nothing_is_confirmed_m
         assert run.states() == {"public.orders": "ready", "public.items": "ready"}
 
 
+@pytest.mark.promise("a deadline that is missed, and single tables that fail")
 @pytest.mark.invariant(15)
 def test_a_value_out_of_range_in_a_large_transaction_on_disk_errs_its_table_alone(
     shop: Database, tmp_path: Path
@@ -349,6 +353,7 @@ class CountingDestination(MemoryDestination):
         result.done()
 
 
+@pytest.mark.promise("a transaction of several million rows")
 @pytest.mark.invariant(4)
 def test_a_transaction_larger_than_the_budget_takes_no_more_memory_than_a_small_one(
     shop: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -375,6 +380,7 @@ def test_a_transaction_larger_than_the_budget_takes_no_more_memory_than_a_small_
         pipeline.wait(30)
 
 
+@pytest.mark.promise("a transaction of several million rows")
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_transaction_of_five_million_rows_streams_through_within_the_memory_that_was_set(

@@ -35,6 +35,9 @@ begin; truncate m2_north_0; insert into m values (2000, 11, 'north', 'after'), (
 """
 
 
+@pytest.mark.promise(
+    "partitioned roots, nested partitions and single leaves, with and without publish_via_partition_root"
+)
 @pytest.mark.parametrize("via_root", [True, False])
 def test_nested_partitions_are_copied_and_followed_by_the_root_or_by_the_leaves(
     database: Database, via_root: bool
@@ -53,6 +56,9 @@ def test_nested_partitions_are_copied_and_followed_by_the_root_or_by_the_leaves(
         assert sorted(run.destination.copies) == sorted(tables)
 
 
+@pytest.mark.promise(
+    "partitioned roots, nested partitions and single leaves, with and without publish_via_partition_root"
+)
 @pytest.mark.parametrize("via_root", [True, False])
 def test_a_single_leaf_of_nested_partitions_is_copied_and_followed_alone(database: Database, via_root: bool) -> None:
     database.execute(NESTED)

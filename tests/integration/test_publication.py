@@ -59,6 +59,7 @@ def wait_copies(run: RunningIntoMemory, table: str, count: int) -> None:
     run.wait_for(lambda: run.destination.copies.count(table) == count)
 
 
+@pytest.mark.promise("tables added and removed while running")
 @pytest.mark.versions
 def test_a_table_that_joins_while_running_is_copied_and_followed(shop: Database) -> None:
     with running(shop) as run:
@@ -75,6 +76,7 @@ def test_a_table_that_joins_while_running_is_copied_and_followed(shop: Database)
         assert sorted(run.destination.copies) == ["items", "late", "orders"]
 
 
+@pytest.mark.promise("tables added and removed while running")
 def test_a_table_that_leaves_while_running_is_forgotten_and_its_lake_table_kept(shop: Database) -> None:
     store = PostgresStore(shop.settings, 1)
     with running(shop, store=store) as run:
@@ -160,6 +162,7 @@ def test_a_table_that_left_and_came_back_between_two_looks_is_copied_again(shop:
         assert run.destination.copies.count("orders") == 1
 
 
+@pytest.mark.promise("tables added and removed while stopped")
 def test_tables_that_joined_left_or_came_back_while_stopped_are_seen_at_the_start(shop: Database) -> None:
     destination = MemoryTables()
     shop.execute("create table gone(id int primary key); alter publication shop add table gone")
@@ -181,6 +184,7 @@ def test_tables_that_joined_left_or_came_back_while_stopped_are_seen_at_the_star
     assert (destination.copies.count("items"), destination.copies.count("orders")) == (2, 1)
 
 
+@pytest.mark.promise("FOR ALL TABLES")
 def test_for_all_tables_takes_in_what_is_made_and_lets_go_of_what_is_dropped(shop: Database) -> None:
     shop.execute("drop publication shop; create publication shop for all tables")
     with running(shop, store=PostgresStore(shop.settings, 1)) as run:
@@ -218,6 +222,11 @@ def test_a_primary_key_that_changes_under_identity_full_leads_to_a_new_copy(data
         run.assert_equal("prices")
 
 
+@pytest.mark.promise(
+    "Every major version from 15 to 18: connection, replication, slots, publication, copy, exported snapshot, and "
+    "a whole pass of the engine"
+)
+@pytest.mark.promise("TABLES IN SCHEMA")
 @pytest.mark.versions
 def test_tables_in_schema_follow_the_schema(shop: Database) -> None:
     shop.execute("create schema depot; create table depot.shelves(id int primary key)")
@@ -248,6 +257,7 @@ def test_a_table_that_another_session_has_for_itself_holds_neither_the_look_nor_
             run.stop()
 
 
+@pytest.mark.promise("row filters and column lists are honoured in copy and stream")
 @pytest.mark.versions
 def test_row_filter_and_column_list_hold_in_copy_and_stream_and_when_they_change(shop: Database) -> None:
     shop.execute("alter publication shop set table orders where (id <= 50), items (id)")
@@ -294,6 +304,9 @@ create publication shop for table m with (publish_via_partition_root = {via_root
 """
 
 
+@pytest.mark.promise(
+    "partitioned roots, nested partitions and single leaves, with and without publish_via_partition_root"
+)
 @pytest.mark.versions
 def test_a_partitioned_root_needs_nothing_for_a_new_partition(database: Database) -> None:
     database.execute(PARTITIONED.format(via_root="true"))
@@ -332,6 +345,9 @@ def test_a_root_whose_rows_change_without_a_change_in_the_stream_is_copied_again
         run.assert_equal("m")
 
 
+@pytest.mark.promise(
+    "partitioned roots, nested partitions and single leaves, with and without publish_via_partition_root"
+)
 @pytest.mark.versions
 def test_leaves_of_a_published_parent_join_and_leave_by_themselves(database: Database) -> None:
     database.execute(PARTITIONED.format(via_root="false"))

@@ -74,6 +74,7 @@ class Careless(MemoryTables):
         super().write_events(events, result)
 
 
+@pytest.mark.promise("a result handle is dropped")
 def test_a_copy_whose_result_is_dropped_errs_and_is_made_again(shop: Database) -> None:
     with running(shop, Careless(copies=1), max_table_sync_workers=1) as run:
         run.wait_states("ready", 2)
@@ -83,6 +84,7 @@ def test_a_copy_whose_result_is_dropped_errs_and_is_made_again(shop: Database) -
         run.assert_equal("orders", "items")
 
 
+@pytest.mark.promise("a result handle is dropped")
 def test_a_batch_whose_result_is_dropped_comes_again(shop: Database) -> None:
     destination = Careless()
     with running(shop, destination) as run:
@@ -152,6 +154,7 @@ def test_the_next_batch_fills_while_a_result_is_completed_later(
         run.assert_equal("orders", "items")
 
 
+@pytest.mark.promise("a deadline that is missed, and single tables that fail")
 def test_a_missed_deadline_stops_the_pipeline_and_the_next_run_ends_equal(shop: Database) -> None:
     destination, store = Late(), MemoryStore()
     with running(shop, destination, store, destination_deadline_ms=1000) as run:
@@ -169,6 +172,7 @@ def test_a_missed_deadline_stops_the_pipeline_and_the_next_run_ends_equal(shop: 
         run.assert_equal("orders", "items")
 
 
+@pytest.mark.promise("no retry, manual and timed")
 def test_a_copy_that_misses_its_deadline_is_its_tables_error_and_the_others_go_on(shop: Database) -> None:
     destination, store, release = MemoryTables(), MemoryStore(), threading.Event()
     blocked = iter([True])
@@ -211,6 +215,7 @@ class Picky(MemoryTables):
         result.failed_tables(failing)
 
 
+@pytest.mark.promise("a deadline that is missed, and single tables that fail")
 @pytest.mark.invariant(15)
 def test_named_tables_that_fail_are_errored_and_the_others_go_on(shop: Database) -> None:
     destination, store = Picky(), OrderedStore()
@@ -248,6 +253,8 @@ class OrderedStore(MemoryStore):
         return super().upsert_replication_progress(worker_type, flush_lsn)
 
 
+@pytest.mark.promise("errored tables keep their policy across restarts")
+@pytest.mark.promise("the slot of an errored table is released")
 def test_an_errored_table_keeps_its_policy_across_restarts_and_its_slot_is_released(shop: Database) -> None:
     destination, store = MemoryTables(), MemoryStore()
 
@@ -268,6 +275,7 @@ def _slots(shop: Database) -> list[str]:
     return [name for (name,) in rows]
 
 
+@pytest.mark.promise("the budget of attempts resets on progress")
 def test_a_table_that_fails_too_often_waits_for_a_person_and_progress_makes_the_budget_whole(shop: Database) -> None:
     destination, store = Picky(), MemoryStore()
     orders = table_id(shop, "orders")
@@ -298,6 +306,8 @@ def _kind(store: MemoryStore, table: TableId) -> Retry | None:
     return state.retry_policy.kind if state is not None and state.retry_policy is not None else None
 
 
+@pytest.mark.promise("no retry, manual and timed")
+@pytest.mark.promise("the destination fails before, during and after a batch")
 def test_a_named_table_with_a_timed_policy_comes_back_through_a_new_copy(shop: Database) -> None:
     destination = Picky()
     with running(shop, destination) as run:
@@ -324,6 +334,7 @@ def test_a_named_table_whose_error_is_the_worlds_is_not_errored_and_the_batch_co
         assert "errored" not in store.steps
 
 
+@pytest.mark.promise("a deadline that is missed, and single tables that fail")
 def test_a_table_that_is_to_be_copied_again_and_fails_in_a_batch_meanwhile_is_copied_again(shop: Database) -> None:
     destination, store = Late(), MemoryStore()
     with running(shop, destination, store) as run:
@@ -353,6 +364,8 @@ def test_a_failed_table_that_was_not_in_the_batch_is_a_defect_of_the_destination
             run.pipeline.wait(30)
 
 
+@pytest.mark.promise("a copy that waits for its result is interrupted by shutdown")
+@pytest.mark.promise("errors caused by shutdown are not recorded")
 def test_shutdown_interrupts_the_wait_of_a_catching_up_table_and_no_error_is_recorded(shop: Database) -> None:
     # One table alone: a batch of the apply worker is not interrupted but waited for.
     shop.execute("alter publication shop drop table items")
@@ -377,6 +390,7 @@ def test_shutdown_interrupts_the_wait_of_a_catching_up_table_and_no_error_is_rec
     }
 
 
+@pytest.mark.promise("buffered writes drain before shutdown")
 def test_what_was_read_whole_is_written_before_an_orderly_stop(
     shop: Database, watched_decoder: type[WatchedDecoder]
 ) -> None:
@@ -397,6 +411,7 @@ def test_what_was_read_whole_is_written_before_an_orderly_stop(
         assert confirmed_position(shop.connection, SLOT) >= end
 
 
+@pytest.mark.promise("buffered writes drain before shutdown")
 @pytest.mark.invariant(2)
 def test_nothing_behind_a_batch_that_failed_is_recorded_when_the_pipeline_stops(
     shop: Database, watched_decoder: type[WatchedDecoder]
@@ -437,6 +452,7 @@ def store_away() -> StoreUnavailable:
     return StoreUnavailable("the store is away", hint="Wait.")
 
 
+@pytest.mark.promise("catching up that fails does not stop the apply worker")
 @pytest.mark.invariant(15)
 def test_a_store_that_is_away_after_the_copy_costs_no_copy(shop: Database) -> None:
     phases = (Phase.FINISHED_COPY, Phase.SYNC_DONE, Phase.READY)
@@ -450,6 +466,7 @@ def test_a_store_that_is_away_after_the_copy_costs_no_copy(shop: Database) -> No
         run.assert_equal("orders", "items")
 
 
+@pytest.mark.promise("catching up that fails does not stop the apply worker")
 @pytest.mark.invariant(15)
 def test_a_store_that_fails_at_the_hand_off_holds_nobody_up_for_ever(shop: Database) -> None:
     """Neither SyncDone nor the way back to Init could be recorded: the table stayed in Catchup, and everyone waited."""

@@ -61,6 +61,7 @@ def remove_wal(shop: Database) -> None:
     assert shop.value("select wal_status from pg_replication_slots where slot_name = %s", [SLOT]) == "lost"
 
 
+@pytest.mark.promise("an invalidated slot, with each behaviour")
 def test_a_slot_whose_wal_was_removed_is_an_error_and_with_recreate_a_new_copy() -> None:
     destination = MemoryTables()
     with shop_on(**LITTLE_WAL) as shop:
@@ -87,6 +88,7 @@ def test_a_slot_whose_wal_was_removed_is_an_error_and_with_recreate_a_new_copy()
     assert destination.copies == ["orders", "orders"]
 
 
+@pytest.mark.promise("a missing slot")
 def test_a_slot_that_vanishes_under_a_running_pipeline_is_told_as_missing(shop: Database) -> None:
     with running(shop) as run:
         run.wait_states("ready", 1)
@@ -108,6 +110,10 @@ def drop_under_its_reader(shop: Database) -> None:
         )
 
 
+@pytest.mark.promise(
+    "missing, invalidated, in use, another cluster, a new timeline, progress ahead: told apart, each with its hint"
+)
+@pytest.mark.promise("stale progress ahead of a new slot is ignored")
 def test_another_cluster_is_an_error_and_its_lower_positions_count_after_recreate(shop: Database) -> None:
     destination, store = MemoryTables(), MemoryStore()
     with shop_on() as far_ahead:
@@ -140,6 +146,7 @@ def test_another_cluster_is_an_error_and_its_lower_positions_count_after_recreat
     assert destination.copies == ["orders", "orders"]
 
 
+@pytest.mark.promise("names that the server does not cut, and one for each worker")
 def test_every_worker_has_a_name_of_its_own_that_the_server_does_not_cut(shop: Database) -> None:
     longest, begun, release = 2**31 - 1, threading.Event(), threading.Event()
     destination = MemoryTables()
@@ -164,6 +171,9 @@ def test_every_worker_has_a_name_of_its_own_that_the_server_does_not_cut(shop: D
 NAMES = "select application_name from pg_stat_activity where datname = %s"
 
 
+@pytest.mark.promise(
+    "missing, invalidated, in use, another cluster, a new timeline, progress ahead: told apart, each with its hint"
+)
 def test_a_slot_that_somebody_still_reads_is_waited_for(shop: Database) -> None:
     destination, store = MemoryTables(), MemoryStore()
     with running(shop, destination, store) as run:
@@ -200,6 +210,7 @@ select exists (select from pg_stat_activity where datname = %s and application_n
 """
 
 
+@pytest.mark.promise("a missing slot")
 def test_a_slot_lost_under_a_running_pipeline_leads_to_a_new_copy_where_that_was_chosen(shop: Database) -> None:
     with running(shop, invalidated_slot_behavior=RECREATE) as run:
         run.wait_states("ready", 1)
@@ -235,6 +246,7 @@ class Slow(MemoryTables):
             self.at_work -= 1
 
 
+@pytest.mark.promise("an invalidated slot, with each behaviour")
 def test_a_slot_lost_while_a_table_is_copied_leads_to_a_new_copy_after_the_destination_has_left_the_old_one(
     shop: Database,
 ) -> None:

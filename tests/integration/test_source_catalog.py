@@ -83,6 +83,7 @@ def test_types_of_the_sources_own_making_resolve_to_the_kinds_we_decode(database
     assert schema.table_schema.snapshot_id == 7
 
 
+@pytest.mark.promise("names with quotes, spaces, capitals, unicode and 63 bytes")
 def test_names_keep_quotes_capitals_and_unicode(database: Any, session: Connection) -> None:
     namespace, table, column = 'Ein "Raum"', 'tä\'ble "x" %s', 'ключ % "k"'
     quoted = [name.replace('"', '""') for name in (namespace, table, column)]
@@ -95,6 +96,7 @@ def test_names_keep_quotes_capitals_and_unicode(database: Any, session: Connecti
     assert schema.key == (column,)
 
 
+@pytest.mark.promise("default, full, using index, nothing")
 @pytest.mark.invariant(13)
 def test_the_key_is_the_replica_identitys(database: Any, session: Connection) -> None:
     database.execute("""
@@ -164,6 +166,7 @@ def test_a_dropped_table_is_missing_and_one_outside_the_publication_has_all_colu
         load_table_schemas(session, [schema.id], "absent")
 
 
+@pytest.mark.promise("1,000 tables")
 @pytest.mark.versions(DEFAULT_VERSION)
 def test_a_thousand_tables_are_read_quickly(database: Any, session: Connection) -> None:
     database.execute("""
@@ -180,6 +183,7 @@ def test_a_thousand_tables_are_read_quickly(database: Any, session: Connection) 
     assert {schema.key for schema in schemas.values()} == {("id",)}
 
 
+@pytest.mark.promise("1,600 columns")
 def test_a_table_of_1600_columns_and_one_of_none(database: Any, session: Connection) -> None:
     columns = ", ".join(f"c{i} bool" for i in range(1600))
     database.execute(f"create table wide ({columns}); create table bare (); create publication p for all tables")

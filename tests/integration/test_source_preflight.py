@@ -134,6 +134,7 @@ def test_a_server_that_does_not_log_enough_is_told() -> None:
         assert findings[0].severity is Severity.ERROR
 
 
+@pytest.mark.promise("failover slots where they are asked for")
 def test_what_makes_a_failover_slot_useless_is_warned_of_where_it_can_be_seen() -> None:
     with PostgresServer.start() as server, connect(server.settings()) as session:
         session.execute("create table public.t (id int primary key)")

@@ -24,6 +24,7 @@ def by_name(tables: list[PublishedTable]) -> dict[str, PublishedTable]:
     return {str(table.name): table for table in tables}
 
 
+@pytest.mark.promise("FOR ALL TABLES")
 @pytest.mark.invariant(9)
 def test_our_namespace_and_the_systems_are_never_published(database: Any, session: Connection) -> None:
     database.execute("""
@@ -34,6 +35,7 @@ def test_our_namespace_and_the_systems_are_never_published(database: Any, sessio
     assert list(by_name(published_tables(session, "p"))) == ["public.orders"]
 
 
+@pytest.mark.promise("TABLES IN SCHEMA")
 def test_tables_in_schema_of_our_own_namespace_publishes_nothing(database: Any, session: Connection) -> None:
     database.execute("""
         create schema headwater; create table headwater.x (id int primary key);
@@ -43,6 +45,9 @@ def test_tables_in_schema_of_our_own_namespace_publishes_nothing(database: Any, 
     assert list(by_name(published_tables(session, "p"))) == ["shop.orders"]
 
 
+@pytest.mark.promise(
+    "partitioned roots, nested partitions and single leaves, with and without publish_via_partition_root"
+)
 def test_leaves_or_the_root_as_the_publication_says(database: Any, session: Connection) -> None:
     database.execute("""
         create table m (id int, at int, primary key (id, at)) partition by range (at);
@@ -63,6 +68,10 @@ def test_leaves_or_the_root_as_the_publication_says(database: Any, session: Conn
     assert list(by_name(published_tables(session, "one_leaf"))) == ["public.m1"]
 
 
+@pytest.mark.promise(
+    "Every major version from 15 to 18: connection, replication, slots, publication, copy, exported snapshot, and "
+    "a whole pass of the engine"
+)
 def test_row_filters_and_column_lists_are_told(database: Any, session: Connection) -> None:
     database.execute("""
         create table a (id int primary key, "Big" text, c int); create table b (id int primary key);

@@ -64,6 +64,7 @@ def reading(database: Any, slot: str, application_name: str) -> Iterator[psycopg
         yield connection
 
 
+@pytest.mark.promise("names that the server does not cut, and one for each worker")
 def test_slot_names_are_short_enough_and_carry_the_pipeline() -> None:
     assert apply_slot_name(7) == "headwater_apply_7"
     assert sync_slot_name(7, TableId(16384), "0123456789abcdef", 3) == "headwater_sync_7_16384_01234567_3"
@@ -71,6 +72,10 @@ def test_slot_names_are_short_enough_and_carry_the_pipeline() -> None:
     assert len(sync_slot_name(2**63 - 1, TableId(2**32 - 1), "f" * 32, 99_999_999)) <= 63
 
 
+@pytest.mark.promise(
+    "Every major version from 15 to 18: connection, replication, slots, publication, copy, exported snapshot, and "
+    "a whole pass of the engine"
+)
 def test_a_slot_is_seen_as_the_server_shows_it(database: Any, session: Connection, slot: str) -> None:
     facts = inspect_slot(session, slot)
     assert (facts.exists, facts.plugin, facts.slot_type, facts.database) == (True, "pgoutput", "logical", database.name)
@@ -122,6 +127,9 @@ def test_a_fresh_start_creates_and_a_good_slot_is_resumed(session: Connection, s
             assert check_apply_slot(facts, progress, server, flush, history, recorded) is SlotVerdict.RESUME
 
 
+@pytest.mark.promise(
+    "missing, invalidated, in use, another cluster, a new timeline, progress ahead: told apart, each with its hint"
+)
 def test_invariant_10_a_lost_slot_is_never_papered_over(session: Connection, slot: str) -> None:
     server, flush, facts = server_facts(session), flush_lsn(session), inspect_slot(session, slot)
     history = ServerHistory(server.system_identifier, 3, flush, {1: EndLsn(50), 2: EndLsn(100)})
@@ -161,6 +169,9 @@ def test_a_new_timeline_goes_on_with_a_slot_that_came_along_and_progress_before_
     assert check_apply_slot(facts, None, server, flush, history, recorded) is SlotVerdict.RESUME
 
 
+@pytest.mark.promise(
+    "missing, invalidated, in use, another cluster, a new timeline, progress ahead: told apart, each with its hint"
+)
 @pytest.mark.invariant(10)
 def test_what_only_a_standby_shows_passes_by_itself(session: Connection, slot: str) -> None:
     server, flush, facts = server_facts(session), flush_lsn(session), inspect_slot(session, slot)
@@ -176,6 +187,9 @@ def test_what_only_a_standby_shows_passes_by_itself(session: Connection, slot: s
         assert error.hint
 
 
+@pytest.mark.promise(
+    "missing, invalidated, in use, another cluster, a new timeline, progress ahead: told apart, each with its hint"
+)
 def test_a_slot_that_is_not_ours_is_refused(database: Any, session: Connection, slot: str) -> None:
     server, flush = server_facts(session), flush_lsn(session)
     history = ServerHistory(server.system_identifier, 1, flush)
@@ -188,6 +202,7 @@ def test_a_slot_that_is_not_ours_is_refused(database: Any, session: Connection, 
         check_apply_slot(inspect_slot(session, slot), None, server, flush, history)
 
 
+@pytest.mark.promise("an invalidated slot, with each behaviour")
 @pytest.mark.invariant(10)
 def test_a_slot_whose_wal_was_removed_is_seen_as_lost() -> None:
     settings = {"max_slot_wal_keep_size": "1MB", "max_wal_size": "32MB", "min_wal_size": "32MB"}

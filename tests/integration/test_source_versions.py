@@ -29,6 +29,10 @@ from tests.conftest import Database
 pytestmark = pytest.mark.versions(*sorted(PINNED))
 
 
+@pytest.mark.promise(
+    "Every major version from 15 to 18: connection, replication, slots, publication, copy, exported snapshot, and "
+    "a whole pass of the engine"
+)
 def test_every_question_has_an_answer(database: Database) -> None:
     with connect(database.settings) as session:
         session.execute(
@@ -65,6 +69,10 @@ def test_every_question_has_an_answer(database: Database) -> None:
         assert blockers(session) == []
 
 
+@pytest.mark.promise(
+    "Every major version from 15 to 18: connection, replication, slots, publication, copy, exported snapshot, and "
+    "a whole pass of the engine"
+)
 def test_lock_and_store_work(database: Database) -> None:
     lock = PipelineLock(database.settings, 1)
     lock.acquire()

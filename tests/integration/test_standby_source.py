@@ -117,6 +117,7 @@ def writing(shop: Database) -> Iterator[None]:
         thread.join()
 
 
+@pytest.mark.promise("a standby as the source")
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_standby_is_copied_followed_and_taken_up_again(version: int) -> None:
     destination = MemoryTables()
@@ -154,6 +155,7 @@ def test_a_read_of_rows_on_a_standby_does_not_claim_to_have_seen_what_still_runs
     assert read.snapshot.sees(np.array([running, running - 1], np.uint32)).tolist() == [False, True]
 
 
+@pytest.mark.promise("a standby as the source")
 @pytest.mark.invariant(10)
 @pytest.mark.parametrize("version", [pytest.param(16, marks=[pytest.mark.versions, pytest.mark.slow]), 18])
 def test_a_standby_that_is_promoted_while_it_is_followed_goes_on(version: int) -> None:
@@ -189,6 +191,7 @@ def test_a_standby_that_is_promoted_while_it_is_followed_goes_on(version: int) -
     assert sorted(destination.copies) == ["items", "orders"]
 
 
+@pytest.mark.promise("an invalidated slot, with each behaviour")
 @pytest.mark.invariant(10)
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_slot_that_recovery_made_useless_is_told_with_what_to_set(version: int) -> None:
@@ -207,6 +210,7 @@ def test_a_slot_that_recovery_made_useless_is_told_with_what_to_set(version: int
         assert "hot_standby_feedback" in caught.value.hint
 
 
+@pytest.mark.promise("a standby as the source")
 def test_for_what_a_slot_on_a_standby_waits_is_said_with_the_command_that_helps(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -236,6 +240,7 @@ def test_for_what_a_slot_on_a_standby_waits_is_said_with_the_command_that_helps(
     assert said.is_set()
 
 
+@pytest.mark.promise("a standby as the source")
 def test_a_standby_cannot_hold_the_store_nor_a_failover_slot() -> None:
     with pair(18, hot_standby_feedback="off") as both:
         in_standby = PostgresStore(both.standby.settings, 1)
@@ -257,6 +262,7 @@ def test_a_standby_cannot_hold_the_store_nor_a_failover_slot() -> None:
         assert "store_pg_connection" in refused.value.hint
 
 
+@pytest.mark.promise("a standby as the source")
 @pytest.mark.versions
 def test_a_standby_before_16_is_refused_with_a_hint() -> None:
     with pair(15) as both:

@@ -46,6 +46,7 @@ def end_sessions(database: Any) -> None:
     )
 
 
+@pytest.mark.promise("migrations replay to the same schema")
 def test_migrations_replay_to_the_same_schema(database: Any, store: PostgresStore) -> None:
     before, recorded = database.execute(_TABLES), database.execute("select * from headwater.migrations")
     assert {row[0] for row in before} >= {"migrations", "table_states", "table_schemas", "replication_progress"}

@@ -82,6 +82,7 @@ def break_off(database: Database, first: int, last: int) -> None:
     database.execute("insert into public.fault values (%s, %s)", [first, last])
 
 
+@pytest.mark.promise("every lifecycle operation is atomic")
 @pytest.mark.invariant(15)
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_a_session_lost_in_the_middle_of_each_operation_leaves_all_of_it_or_nothing(

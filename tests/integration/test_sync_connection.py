@@ -58,6 +58,7 @@ def until_following(database: Database, run: RunningIntoMemory, destination: Blo
     destination.wait_blocked("second")
 
 
+@pytest.mark.promise("after a lost walsender nothing is lost and nothing written twice")
 @pytest.mark.usefixtures("first")
 def test_a_connection_lost_between_a_copy_and_its_changes_costs_no_copy(database: Database) -> None:
     ended: list[bool] = []
@@ -79,6 +80,7 @@ def test_a_connection_lost_between_a_copy_and_its_changes_costs_no_copy(database
         assert run.destination.copies == ["first", "second"]
 
 
+@pytest.mark.promise("after a lost walsender nothing is lost and nothing written twice")
 @pytest.mark.usefixtures("first")
 def test_a_connection_lost_while_a_copy_is_followed_costs_no_copy(database: Database) -> None:
     destination = BlockingDestination("second")
@@ -94,6 +96,7 @@ def test_a_connection_lost_while_a_copy_is_followed_costs_no_copy(database: Data
         assert destination.copies == ["first", "second"]
 
 
+@pytest.mark.promise("after a lost walsender nothing is lost and nothing written twice")
 @pytest.mark.usefixtures("first")
 def test_a_connection_lost_while_the_hand_off_is_waited_for_costs_no_copy(
     database: Database, caplog: pytest.LogCaptureFixture
@@ -109,6 +112,7 @@ def test_a_connection_lost_while_the_hand_off_is_waited_for_costs_no_copy(
         assert destination.copies == ["first", "second"]
 
 
+@pytest.mark.promise("after a lost walsender nothing is lost and nothing written twice")
 @pytest.mark.usefixtures("first")
 def test_a_slot_dropped_while_a_copy_is_followed_begins_the_copy_again(database: Database) -> None:
     destination = BlockingDestination("second")
@@ -125,6 +129,7 @@ def test_a_slot_dropped_while_a_copy_is_followed_begins_the_copy_again(database:
         run.assert_equal("first", "second")
 
 
+@pytest.mark.promise("catching up that fails does not stop the apply worker")
 @pytest.mark.usefixtures("first")
 @pytest.mark.parametrize("fault", ["WireConnection", "SlotStream"])
 def test_a_worker_that_cannot_connect_again_or_loses_each_connection_does_not_hold_the_others_up_for_ever(
@@ -163,6 +168,7 @@ class Breaking(slot_stream.SlotStream):
         return []
 
 
+@pytest.mark.promise("catching up that fails does not stop the apply worker")
 @pytest.mark.usefixtures("first")
 def test_a_worker_that_waits_to_connect_again_connects_as_soon_as_it_is_waited_for(
     database: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -181,6 +187,7 @@ def test_a_worker_that_waits_to_connect_again_connects_as_soon_as_it_is_waited_f
         assert destination.copies == ["first", "second"]
 
 
+@pytest.mark.promise("catching up that fails does not stop the apply worker")
 @pytest.mark.usefixtures("first")
 def test_a_slot_that_a_lost_session_still_holds_is_no_error_of_the_table(
     database: Database, monkeypatch: pytest.MonkeyPatch
@@ -204,6 +211,7 @@ def test_a_slot_that_a_lost_session_still_holds_is_no_error_of_the_table(
         run.assert_equal("first", "second")
 
 
+@pytest.mark.promise("catching up that fails does not stop the apply worker")
 @pytest.mark.usefixtures("observed_apply_worker")
 def test_a_worker_that_waits_for_an_answer_does_not_keep_the_server_from_stopping() -> None:
     """A server stops when all it has sent is confirmed, the apply worker answers only with a server, and we confirm only then."""

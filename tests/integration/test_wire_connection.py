@@ -200,6 +200,7 @@ def test_wal_level_replica_is_a_setting_to_change() -> None:
         assert "ALTER SYSTEM SET wal_level = logical" in caught.value.hint
 
 
+@pytest.mark.promise("Each TLS mode, verify-ca and verify-full told apart")
 def test_prefer_falls_back_where_pg_hba_admits_only_plain_text(authority: trustme.CA) -> None:
     certificate = authority.issue_cert("localhost")
     tls = ServerTls(certificate.cert_chain_pems[0].bytes().decode(), certificate.private_key_pem.bytes().decode())
@@ -234,6 +235,7 @@ def test_copy_out_brings_every_row(pg_server: PostgresServer, tls_server: Postgr
     assert lines == [f"{i}\t{'x' * (i % 100)}\n".encode() for i in range(1, 100_001)]
 
 
+@pytest.mark.promise("one row of 64 MiB")
 def test_a_row_of_64_mib_arrives_whole(pg: ConnectSettings) -> None:
     with WireConnection.connect(pg) as connection:
         chunks = list(connection.copy_out(f"copy (select repeat('y', {64 << 20})) to stdout", chunk_bytes=1 << 20))
@@ -250,6 +252,7 @@ def test_an_error_in_mid_copy_is_raised_after_what_came(pg: ConnectSettings) -> 
         assert connection.query("select 1 as one") == [{"one": "1"}]
 
 
+@pytest.mark.promise("Several hosts, and a failover between them")
 @pytest.mark.parametrize("way", ["tcp", "tls", "several hosts"])
 def test_cancel_ends_a_statement_at_the_server_that_runs_it(
     pg_server: PostgresServer, tls_server: PostgresServer, way: str
@@ -317,6 +320,10 @@ def test_a_stream_whose_walsender_is_terminated_says_who_did_it(tls_server: Post
         tls_server.drop_database(name)
 
 
+@pytest.mark.promise(
+    "Every major version from 15 to 18: connection, replication, slots, publication, copy, exported snapshot, and "
+    "a whole pass of the engine"
+)
 def test_a_slot_that_is_missing_or_taken(database: Any, slot: str) -> None:
     settings = database.settings
     with WireConnection.connect(settings, replication=True) as first:
@@ -334,6 +341,10 @@ def test_a_slot_that_is_missing_or_taken(database: Any, slot: str) -> None:
         assert first.query("select 1 as one") == [{"one": "1"}]
 
 
+@pytest.mark.promise(
+    "Every major version from 15 to 18: connection, replication, slots, publication, copy, exported snapshot, and "
+    "a whole pass of the engine"
+)
 @pytest.mark.parametrize("way", ["tcp", "unix"])
 def test_changes_arrive_and_confirm_moves_the_slot(
     database: Any, slot: str, pg_server: PostgresServer, way: str

@@ -19,12 +19,15 @@ def schedules(actions: tuple[str, ...]) -> st.SearchStrategy[list[tuple[str, int
     return st.lists(st.tuples(st.sampled_from(actions), _NUMBERS), max_size=150)
 
 
+@pytest.mark.promise("each state is killed and restarted")
+@pytest.mark.promise("no change is lost or doubled, whoever is quicker")
 @given(schedules(ACTIONS))
 @settings(max_examples=150, deadline=None)
 def test_no_interleaving_and_no_crash_loses_or_doubles_a_change(schedule: list[tuple[str, int]]) -> None:
     play(Rules(), schedule)
 
 
+@pytest.mark.promise("no change is lost or doubled, whoever is quicker")
 @given(schedules(tuple(name for name in ACTIONS if name not in (*CRASHES, "sync_reconnect"))))
 @settings(max_examples=100, deadline=None)
 def test_without_a_crash_every_change_is_delivered_exactly_once(schedule: list[tuple[str, int]]) -> None:
@@ -50,6 +53,7 @@ def seeded(seed: int) -> list[tuple[str, int]]:
     return schedule
 
 
+@pytest.mark.promise("each state is killed and restarted")
 def test_thousands_of_long_schedules_lose_and_double_nothing() -> None:
     worlds = [play(Rules(), seeded(seed)) for seed in range(2000)]
     # They are worth something only if they get far: tables are handed over amid changes, with crashes and without.
@@ -159,6 +163,7 @@ def play_until_caught(broken: type[Rules]) -> None:
         play(broken(), seeded(seed))
 
 
+@pytest.mark.promise("no change is lost or doubled, whoever is quicker")
 @pytest.mark.invariant(3)
 @pytest.mark.parametrize(
     "broken",

@@ -64,6 +64,7 @@ def test_a_transition_that_is_not_in_the_table_is_refused() -> None:
     check_transition(TABLE, SYNC_WAIT, catchup(EndLsn(1)), Actor.APPLY)
 
 
+@pytest.mark.promise("errored tables keep their policy across restarts")
 @pytest.mark.parametrize(
     "state",
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from headwater.cli.demo_report import (
@@ -50,6 +51,7 @@ def test_facts_without_a_measured_lag_say_nothing_of_it() -> None:
     assert "50 rows/s" in next(Facts(100, 2.0, 5, 3, []).lines())
 
 
+@pytest.mark.promise("the apply worker pauses shortly, and the longest pause is shown")
 def test_the_longest_pause_for_a_hand_off_is_told() -> None:
     *_, last = Facts(100, 2.0, 5, 3, [], hand_offs=2, longest_pause_seconds=0.25).lines()
     assert last == "paused    0.25 s at most, in 2 hand-offs"

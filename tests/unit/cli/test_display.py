@@ -55,6 +55,7 @@ def test_a_summary_comes_only_when_something_changed() -> None:
     assert out.getvalue().splitlines() == ["500 changes applied; 100/s; lag 0 B, 0.0 s"]
 
 
+@pytest.mark.promise("the apply worker pauses shortly, and the longest pause is shown")
 def test_the_longest_pause_for_a_hand_off_is_shown() -> None:
     progress, display, out = plain()
     progress.batch_applied(changes=500, tables=1, seconds=0.1, newest_commit_time=999.0)

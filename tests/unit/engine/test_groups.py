@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from headwater.engine.table_sync.groups import GROUP_BYTES, GROUP_TABLES, SMALL_TABLE_BYTES, form_groups
 from headwater.schema.table import TableId, TableName
 from headwater.source.publication import PublishedTable
@@ -34,6 +36,7 @@ def test_a_table_that_kept_others_back_goes_alone() -> None:
     assert ids(form_groups([table(1, 8), table(2, 16), table(3, 24)], alone={TableId(2)})) == [[1, 3], [2]]
 
 
+@pytest.mark.promise("small tables share slot, exported snapshot and job, and each has a state and an error of its own")
 def test_groups_are_bounded_in_tables_and_in_bytes() -> None:
     many = form_groups([table(number, 8192) for number in range(GROUP_TABLES * 2 + 1)])
     assert sorted(len(unit) for unit in many) == [1, GROUP_TABLES, GROUP_TABLES]

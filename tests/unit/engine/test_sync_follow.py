@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
+import pytest
 
 from headwater.engine.run import Run
 from headwater.engine.table_sync.catch_up import SyncFollow
@@ -43,6 +44,7 @@ def batch_of(end: int, size_bytes: int) -> EventBatch:
     return EventBatch({TableId(1): []}, transactions, EndLsn(end), size_bytes)
 
 
+@pytest.mark.promise("small tables share slot, exported snapshot and job, and each has a state and an error of its own")
 def test_a_giant_is_never_put_together_with_what_came_before_or_comes_after() -> None:
     """It may lie on disk, and would come into memory."""
     follow = Writes()

@@ -22,6 +22,7 @@ from headwater.wire.settings import ConnectSettings
 CONFIRMED = EndLsn(1000)
 
 
+@pytest.mark.promise("after a lost walsender nothing is lost and nothing written twice")
 @pytest.mark.parametrize(
     ("in_recovery", "found", "error"),
     [

@@ -37,6 +37,7 @@ def waiting_board(store: MemoryStore) -> TableStates:
     return table_states
 
 
+@pytest.mark.promise("catching up that fails does not stop the apply worker")
 def test_an_answer_to_a_worker_that_gives_up_meanwhile_changes_nothing() -> None:
     """Both had checked the same state before: the table ended in Catchup with nobody at work, and all others stood still."""
     store = SlowStore()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from headwater.observability.progress import Progress
 
 
@@ -60,6 +62,7 @@ def test_after_an_idle_hour_lag_counts_from_when_it_began_and_not_from_the_last_
     assert (snapshot.lag_seconds, snapshot.lag_bytes) == (2.0, 100)
 
 
+@pytest.mark.promise("the apply worker pauses shortly, and the longest pause is shown")
 def test_the_longest_pause_for_a_hand_off_is_remembered_and_no_other_wait_is_one() -> None:
     clock = Clock()
     progress = Progress(clock)

@@ -237,6 +237,7 @@ def test_an_update_after_a_delete_in_the_run_does_not_look_into_the_target() -> 
 rows = st.tuples(st.integers(0, 1) | st.none(), st.sampled_from("ab"), st.none() | st.just("v"), st.none() | st.just(1))
 
 
+@pytest.mark.promise("tables without a key")
 @settings(max_examples=200, deadline=None)
 @given(st.lists(rows, max_size=5), st.lists(st.tuples(st.sampled_from("IUD"), rows, rows), min_size=1, max_size=10))
 def test_the_net_of_rows_without_a_key_is_a_difference_of_multisets_whole_and_in_parts(

@@ -98,6 +98,7 @@ def test_what_the_watermark_covers_is_dropped() -> None:
     assert steps_after([truncate(10, 1)], mark(10, 1)) == []
 
 
+@pytest.mark.promise("between rows of one transaction")
 def test_only_the_last_truncate_and_what_follows_it_is_left() -> None:
     first, second, third = run((20, 0)), run((22, 0)), run((24, 0))
     left = steps_after([first, truncate(21), second, truncate(23), third], mark(10))
