@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 from headwater.contracts.results import WriteEventsResult
 from headwater.engine.apply.worker import ApplyWorker
-from headwater.engine.run import Run
 from headwater.events import EventBatch
-from headwater.lsn import EndLsn
 from headwater.testing.compare import flush_position
 from tests.conftest import Database
 from tests.integration.memory_tables import MemoryTables
@@ -45,13 +44,13 @@ class ObservedApplyWorker(ApplyWorker):
 
     newest: ObservedApplyWorker
 
-    def __init__(self, run: Run, start: EndLsn) -> None:
-        super().__init__(run, start)
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
         ObservedApplyWorker.newest = self
 
     @classmethod
     def has_read_past(cls, position: int) -> bool:
-        end = cls.newest._decoder.end_position
+        end = cls.newest._follower._decoder.end_position
         return end is not None and end.value > position
 
 

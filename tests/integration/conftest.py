@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from headwater.config import DestinationConfig, SparkConfig
 from headwater.destinations.iceberg.warehouse import prepare_warehouse, spark_catalog
-from headwater.engine import pipeline
+from headwater.engine.supervise import round
 from headwater.spark.session import build_session
 from tests.conftest import Database
 from tests.integration.blocking_destination import ObservedApplyWorker, create_tables
@@ -40,7 +40,7 @@ def lake(spark: SparkSession, lake_settings: DestinationConfig) -> Iterator[Lake
 @pytest.fixture
 def observed_apply_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pipelines run an `ObservedApplyWorker`, which is asked what it has read."""
-    monkeypatch.setattr(pipeline, "ApplyWorker", ObservedApplyWorker)
+    monkeypatch.setattr(round, "ApplyWorker", ObservedApplyWorker)
 
 
 @pytest.fixture

@@ -6,10 +6,11 @@ import logging
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from headwater.engine.apply import slot as apply_slot
+from headwater.engine.follow import slot_stream
 from headwater.engine.follow.slot_stream import SlotStream
 from headwater.errors import HeadwaterError, Retry, ServerError
 from headwater.source.slots import apply_slot_name
@@ -18,6 +19,7 @@ from headwater.testing.compare import confirmed_position, wait_until
 from headwater.testing.lake_rows import open_lake
 from headwater.testing.postgres import PostgresServer
 from headwater.wire.chunks import Chunk
+from headwater.wire.connection import WireConnection
 from tests.commands import headwater
 from tests.conftest import Database
 from tests.integration.memory_tables import MemoryTables
@@ -115,13 +117,17 @@ def test_an_internal_error_of_the_server_that_passes_is_waited_out(
     class Failing(SlotStream):
         left = 2
 
+        def __init__(self, connection: WireConnection, slot: str, *rest: Any) -> None:
+            super().__init__(connection, slot, *rest)
+            self._fails = slot == apply_slot_name(1)
+
         def take(self) -> list[Chunk]:
-            if Failing.left:
+            if self._fails and Failing.left:
                 Failing.left -= 1
                 raise ServerError("cache lookup failed", sqlstate="XX000", retry=Retry.NEVER)
             return super().take()
 
-    monkeypatch.setattr(apply_slot, "SlotStream", Failing)
+    monkeypatch.setattr(slot_stream, "SlotStream", Failing)
     with caplog.at_level(logging.WARNING), running(shop) as run:
         run.wait_states("ready", 2)
         shop.execute("update orders set counter = 2")

@@ -14,7 +14,7 @@ from headwater.destinations.iceberg.destination import IcebergDestination
 from headwater.destinations.iceberg.warehouse import warehouse_path
 from headwater.engine.pipeline import Pipeline
 from headwater.engine.table_sync import copy as sync_copy
-from headwater.engine.table_sync import groups
+from headwater.engine.table_sync import copy_planner, groups
 from headwater.errors import DestinationError, DestinationUnavailable, Retry
 from headwater.events import EventBatch, TableRows
 from headwater.schema.table import TableId, TableName
@@ -88,7 +88,9 @@ def test_large_tables_have_a_slot_each_beside_a_group(database: Database, monkey
 def test_a_table_that_has_grown_since_it_was_listed_leaves_its_group(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sync_copy, "SMALL_TABLE_BYTES", 64 << 10)  # as if it had been smaller when groups were formed
+    monkeypatch.setattr(
+        copy_planner, "SMALL_TABLE_BYTES", 64 << 10
+    )  # as if it had been smaller when groups were formed
     names = make_tables(database, TABLES)
     database.execute("create table grown(id int primary key, note text)")
     database.execute("insert into grown select i, repeat('x', 100) from generate_series(1, 2000) i")

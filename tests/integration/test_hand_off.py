@@ -11,7 +11,7 @@ from headwater.contracts.stores import APPLY, WorkerType
 from headwater.engine.follow import slot_stream
 from headwater.engine.table_sync import catch_up as sync_follow
 from headwater.engine.table_sync import worker as table_sync
-from headwater.engine.table_sync.catch_up import SyncFollow
+from headwater.engine.table_sync.catch_up import CatchUp
 from headwater.errors import StoreUnavailable
 from headwater.events import TableRows
 from headwater.lsn import EndLsn
@@ -141,15 +141,15 @@ def test_a_table_that_leaves_while_its_changes_are_put_off_keeps_nobody_back(
         run.assert_equal("first", "busy", "later", "rest")
 
 
-class WatchedFollow(SyncFollow):
+class WatchedCatchUp(CatchUp):
     """Lets a test see what is held back."""
 
-    newest: WatchedFollow | None = None
+    newest: WatchedCatchUp | None = None
     rounds = 0
 
-    def follow(self) -> None:
-        WatchedFollow.newest = self
-        super().follow()
+    def run(self) -> None:
+        WatchedCatchUp.newest = self
+        super().run()
 
     def _ask_if_close(self, gaining: bool) -> None:
         self.rounds += 1
@@ -157,7 +157,7 @@ class WatchedFollow(SyncFollow):
 
     @property
     def held_bytes(self) -> int:
-        return self._stream.decoder.buffered_bytes + self._unwritten_bytes
+        return self._follower._decoder.buffered_bytes + self._deferred_bytes
 
 
 class NoProgress(MemoryStore):
@@ -175,9 +175,9 @@ class NoProgress(MemoryStore):
 def test_what_a_group_holds_back_while_nobody_answers_it_is_bounded(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table_sync, "SyncFollow", WatchedFollow)
+    monkeypatch.setattr(table_sync, "CatchUp", WatchedCatchUp)
     monkeypatch.setattr(slot_stream, "QUEUE_BYTES", 64 << 10)
-    monkeypatch.setattr(WatchedFollow, "newest", None)
+    monkeypatch.setattr(WatchedCatchUp, "newest", None)
     rows = "select i, 1, (select string_agg(md5(i * j || ''), '') from generate_series(1, 50) j) from generate_series"
     database.execute("create table first(id int primary key, counter int not null); create publication shop")
     database.execute("alter publication shop add table first")
@@ -198,12 +198,12 @@ def test_what_a_group_holds_back_while_nobody_answers_it_is_bounded(
         run.wait_for(lambda: run.states().get("public.rest") == "sync_wait")
         for number in range(1, 6):
             database.execute(f"insert into busy {rows}({number * 1000 + 1}, {number * 1000 + 1000}) i")
-        follow = WatchedFollow.newest
+        follow = WatchedCatchUp.newest
         assert follow is not None
-        run.wait_for(lambda: follow.held_bytes > 64 << 10 and not follow._stream.dry)
+        run.wait_for(lambda: follow.held_bytes > 64 << 10 and not follow._follower.dry)
         rounds, held = follow.rounds, follow.held_bytes
         run.wait_for(lambda: follow.rounds > rounds + 5)
-        assert (follow.held_bytes, follow._stream.dry) == (held, False)
+        assert (follow.held_bytes, follow._follower.dry) == (held, False)
         store.away = False
         run.wait_states("ready", 3)
         run.wait_caught_up()

@@ -15,7 +15,7 @@ from headwater.config import BatchConfig, MemoryBackpressureConfig
 from headwater.contracts.results import WriteEventsResult
 from headwater.contracts.stores import APPLY
 from headwater.destinations.memory import MemoryDestination
-from headwater.engine.apply import slot as apply_slot
+from headwater.engine.follow import slot_stream
 from headwater.engine.follow.slot_stream import SlotStream
 from headwater.engine.memory import memory_now
 from headwater.engine.pipeline import Pipeline
@@ -27,6 +27,7 @@ from headwater.testing.compare import confirmed_position, flush_position, wait_u
 from headwater.testing.memory import PeakMemory
 from headwater.testing.postgres import PostgresServer
 from headwater.wire import pgoutput
+from headwater.wire.connection import WireConnection
 from tests.conftest import Database
 from tests.integration.memory_tables import MemoryTables
 from tests.integration.running_pipeline import RunningPipeline, config, running
@@ -237,9 +238,10 @@ class WatchedStream(SlotStream):
 
     newest: WatchedStream
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        WatchedStream.newest = self
+    def __init__(self, connection: WireConnection, slot: str, *rest: Any) -> None:
+        super().__init__(connection, slot, *rest)
+        if slot == SLOT:
+            WatchedStream.newest = self
 
     @property
     def queued_bytes(self) -> int:
@@ -250,7 +252,7 @@ class WatchedStream(SlotStream):
 def test_short_memory_pauses_reading_while_a_batch_is_written_and_never_for_good(
     shop: Database, decoding_memory: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(apply_slot, "SlotStream", WatchedStream)
+    monkeypatch.setattr(slot_stream, "SlotStream", WatchedStream)
     shop.execute(f"alter system set logical_decoding_work_mem = '{decoding_memory}'")
     shop.execute("select pg_reload_conf()")
     # Always short: nothing but the rule itself keeps the pipeline going.

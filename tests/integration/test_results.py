@@ -9,7 +9,7 @@ import pytest
 
 from headwater.contracts.results import WriteEventsResult, WriteTableRowsResult
 from headwater.contracts.stores import WorkerType
-from headwater.engine import run as engine_run
+from headwater.engine.supervise import round
 from headwater.errors import (
     DestinationError,
     DestinationUnavailable,
@@ -127,7 +127,7 @@ class WatchedDecoder(PgOutputDecoder):
 
 @pytest.fixture
 def watched_decoder(monkeypatch: pytest.MonkeyPatch) -> type[WatchedDecoder]:
-    monkeypatch.setattr(engine_run, "PgOutputDecoder", WatchedDecoder)
+    monkeypatch.setattr(round, "PgOutputDecoder", WatchedDecoder)
     return WatchedDecoder
 
 

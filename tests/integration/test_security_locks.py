@@ -12,7 +12,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from headwater.engine.table_sync import copy as sync_copy
+from headwater.engine.table_sync import copy_planner
 from headwater.errors import SchemaError, StartAgain
 from headwater.source import exported_snapshot as exported_snapshot_module
 from headwater.source import leaves
@@ -335,7 +335,7 @@ def test_keys_are_not_counted_behind_whoever_waits_for_the_copys_lock(
     database.execute("insert into t values (1, 1, 'a'), (2, 2, 'b')")
     database.execute("create publication shop for table t with (publish_via_partition_root = true)")
     monkeypatch.setattr(leaves, "_LOCK_SECONDS", 1)
-    count, begun, migrated = sync_copy.check_unique, threading.Event(), threading.Event()
+    count, begun, migrated = copy_planner.check_unique, threading.Event(), threading.Event()
     waiting = (
         "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and query like 'alter table t add%%'"
     )
@@ -354,7 +354,7 @@ def test_keys_are_not_counted_behind_whoever_waits_for_the_copys_lock(
             wait_until(lambda: database.value(waiting) == 1, 30, what="the migration to wait for us")
         count(*arguments)
 
-    monkeypatch.setattr(sync_copy, "check_unique", counted)
+    monkeypatch.setattr(copy_planner, "check_unique", counted)
     with running(database) as run:
         run.wait_for(migrated.is_set)
         run.wait_states("ready", 1)

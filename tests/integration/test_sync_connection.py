@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from headwater.engine import retry
 from headwater.engine.follow import slot_stream
 from headwater.engine.follow.slot_stream import StreamOptions
-from headwater.engine.table_sync import stream as sync_stream
+from headwater.engine.table_sync import slot as sync_slot_module
 from headwater.errors import ConnectError, ConnectionLost
 from headwater.events import TableRows
 from headwater.lsn import ZERO
@@ -139,7 +140,11 @@ def test_a_worker_that_cannot_connect_again_or_loses_each_connection_does_not_ho
     with running(database, destination) as run:
         wait_for_hand_off_request(database, run, destination)
         with monkeypatch.context() as patched:
-            patched.setattr(sync_stream, fault, {"WireConnection": Unreachable, "SlotStream": Breaking}[fault])
+            module, instead = {
+                "WireConnection": (sync_slot_module, Unreachable),
+                "SlotStream": (slot_stream, BreakingForTableSync),
+            }[fault]
+            patched.setattr(module, fault, instead)
             end_session_for_all_to_see(database, run, second_slot(database), caplog)
             destination.allow("first", 100)
             run.wait_for(lambda: run.states()["public.second"] == "init")
@@ -156,12 +161,18 @@ class Unreachable:
         raise ConnectError("no way there", hint="Wait.")
 
 
-class Breaking(slot_stream.SlotStream):
+class BreakingForTableSync(slot_stream.SlotStream):
     """Is made, and breaks before anything has come."""
 
     looks = 0
 
+    def __init__(self, connection: WireConnection, slot: str, *rest: Any) -> None:
+        super().__init__(connection, slot, *rest)
+        self._breaks = slot != apply_slot_name(1)
+
     def take(self) -> list[Chunk]:
+        if not self._breaks:
+            return super().take()
         self.looks += 1
         if self.looks > 1:
             raise ConnectionLost("broken", hint="Wait.")

@@ -1,18 +1,17 @@
-"""The hand-off as a pure model: a source, an apply worker, table sync workers, a store, a destination, crashes.
+"""A world for the hand-off's own code: a source, a store, a destination, and workers that do what `engine.hand_off` decides.
 
-One step of one worker at a time, in any order. States, transitions, what a crash leaves and what the apply worker owns are
-the code's own (`headwater.states`, `engine.ownership`, `lsn`); what the workers do around them is written here as the engine
-does it, each questionable point as a method of `Rules`, so that a test can break it on purpose.
+One step of one worker at a time, in any order, with lost connections and crashes. States, transitions, what a crash leaves, and
+every decision of the two sides are the product's code; a test puts a broken one in its place. What is written here is only
+what surrounds them, and the checks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
-from headwater.engine.follow.ownership import ApplyOwnership
-from headwater.engine.run import Run
+from headwater.engine.hand_off import ApplyHandOff, MayAnswer, Positions, TableSyncHandOff, in_phase, start_position
 from headwater.errors import DestinationError
 from headwater.lsn import ZERO, CommitLsn, EndLsn
 from headwater.schema.table import TableId
@@ -26,10 +25,8 @@ from headwater.states import (
     Actor,
     Phase,
     TableState,
-    catchup,
     check_transition,
     errored,
-    sync_done,
 )
 
 TABLES = (TableId(1), TableId(2), TableId(3))
@@ -43,7 +40,7 @@ def some_tables(n: int) -> set[TableId]:
 
 
 class Violation(Exception):
-    """A change was lost, doubled or out of order, or the workers stand still for ever."""
+    """A change was lost, doubled or out of order, or the workers make no progress."""
 
 
 @dataclass(frozen=True)
@@ -79,63 +76,42 @@ class Copy:
                 self.watermark = change
 
 
+def after_crash(state: TableState) -> TableState:
+    phase = AFTER_CRASH[state.phase]
+    return state if phase is state.phase else TableState(phase)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The decisions: the product's, unless a test breaks one of them."""
+
+    apply: type[ApplyHandOff] = ApplyHandOff
+    sync: type[TableSyncHandOff] = TableSyncHandOff
+    start: Callable[[EndLsn | None, EndLsn | None], EndLsn | None] = start_position
+    after_crash: Callable[[TableState], TableState] = after_crash
+    idle_with_changes_waiting: bool = False
+    """Whether the decoder calls a stream idle although changes wait to be sealed."""
+
+
 @dataclass
 class Sync:
-    """A table sync worker's memory: one slot and one position for one table or several."""
+    """A table sync worker: one slot for one table or several."""
 
-    tables: set[TableId]
-    start: EndLsn = ZERO
-    position: EndLsn = ZERO
-    confirmed: EndLsn = ZERO
-    """From here its slot sends again when its connection is lost."""
-    written: EndLsn = ZERO
-    """Something of a table was written up to here."""
-    asked: set[TableId] = field(default_factory=set)
-    """Those that are being handed over; what comes for the others meanwhile is put off."""
+    hand_off: TableSyncHandOff
+    copied: bool = False
     unwritten: dict[TableId, list[Transaction]] = field(default_factory=dict)
+
+    @property
+    def positions(self) -> Positions:
+        return self.hand_off.positions
 
 
 @dataclass
 class Write:
-    """A batch that was sealed: first written, then recorded, then confirmed."""
+    """A batch at the destination."""
 
-    end: EndLsn
     tables: dict[TableId, list[Change]]
-    step: str = "write"
-
-
-class Rules:
-    """How the engine decides. A test breaks one of them."""
-
-    pauses_during_catchup = True
-    records_before_ready = True
-    confirms_early = False
-    goes_on_past_a_failure = False
-    confirms_idle_with_changes_waiting = False
-    writes_what_was_put_off = True
-    lets_go_of_what_was_handed_over = True
-    confirms_with_changes_put_off = False
-
-    def owns(self, commit: CommitLsn, from_lsn: EndLsn) -> bool:
-        return commit.at_or_past(from_lsn)
-
-    def catchup_at(self, world: World) -> EndLsn:
-        return world.position
-
-    def may_finish(self, sync: Sync, asked: EndLsn) -> bool:
-        return sync.position >= max(asked, sync.written)
-
-    def done_at(self, sync: Sync, asked: EndLsn) -> EndLsn:
-        return sync.position
-
-    def may_be_ready(self, world: World, lsn: EndLsn) -> bool:
-        return world.confirmed >= lsn
-
-    def after_crash(self, state: TableState) -> TableState:
-        return state if AFTER_CRASH[state.phase] is state.phase else TableState(AFTER_CRASH[state.phase])
-
-    def start(self, world: World) -> EndLsn:
-        return max(world.server_confirmed, world.recorded)
+    is_written: bool = False
 
 
 class World:
@@ -146,6 +122,8 @@ class World:
         self.wal = 100
         self.log: list[Transaction] = []
         self.copies: dict[TableId, Copy] = {}
+        self.needs_stream_from: dict[TableId, EndLsn] = {}
+        """A stream that began before it is not sent the table's changes."""
         # The store and the server: what survives a crash.
         self.stored: dict[TableId, TableState] = dict.fromkeys(TABLES, INIT)
         self.recorded = EndLsn(self.wal)
@@ -156,17 +134,21 @@ class World:
         """What a run begins with."""
         self.stored = {table: self.rules.after_crash(state) for table, state in self.stored.items()}
         self.states = dict(self.stored)
-        self.ownership = ApplyOwnership(cast(Run, SimpleNamespace(table_states=self.states)))
         self.syncs: dict[TableId, Sync] = {}
-        self.confirmed = self.rules.start(self)
-        self.recorded_in_this_run = ZERO
-        self.paused = False
+        start = self.rules.start(self.server_confirmed, self.recorded)
+        assert start is not None
+        self.apply = self.rules.apply(Positions.at(start))
         self.write: Write | None = None
         self._connect()
 
+    @property
+    def positions(self) -> Positions:
+        return self.apply.positions
+
     def _connect(self) -> None:
-        self.position = self.confirmed
-        self.read = self._first(self.confirmed)
+        self.apply.dropped()
+        self.positions.connected(self.positions.confirmed)
+        self.read = self._first(self.positions.began)
         self.decoder: list[Transaction] = []
 
     def _first(self, start: EndLsn) -> int:
@@ -196,26 +178,26 @@ class World:
         self.decoder += taken
 
     def apply_begin(self, n: int) -> None:
-        if self.write is not None or not self.decoder or (self.paused and self.rules.pauses_during_catchup):
-            return
+        if self.decoder and self.apply.may_begin(self.states):
+            self._begin()
+
+    def _begin(self) -> None:
         tables: dict[TableId, list[Change]] = {}
         for table in TABLES:
-            from_lsn = self.ownership._from(table)
-            if from_lsn is not None:
-                owned = [tx for tx in self.decoder if self.rules.owns(tx.commit, from_lsn)]
+            from_lsn = self.apply.owned_from(self.states[table])
+            if from_lsn is not None and self.needs_stream_from.get(table, ZERO) <= self.positions.began:
+                owned = [tx for tx in self.decoder if tx.commit.at_or_past(from_lsn)]
                 tables[table] = [change for tx in owned for change in tx.changes(table)]
-        self.position = self.decoder[-1].end
-        self.decoder = []
-        if not any(tables.values()):
-            self.confirmed = self.position
-            return
-        self.write = Write(self.position, tables)
-        if self.rules.confirms_early:
-            self.confirmed = self.recorded = self.position
+        end, self.decoder = self.decoder[-1].end, []
+        confirm = self.apply.sealed(end, has_changes=any(tables.values()))
+        if confirm is not None:
+            self.apply.confirmed(confirm)
+        else:
+            self.write = Write(tables)
 
     def apply_write(self, n: int) -> None:
         """The destination writes; now and then it fails one table, which is recorded before progress is."""
-        if self.write is None or self.write.step != "write":
+        if self.write is None or self.write.is_written:
             return
         failing = TABLES[n % 3] if n > 20 else None
         for table, changes in self.write.tables.items():
@@ -223,40 +205,53 @@ class World:
                 self.move(table, errored(DestinationError("no")), Actor.APPLY)
             else:
                 self.copies[table].write(changes, Actor.APPLY)
-        self.write.step = "record"
+        self.write.is_written = True
+        self.apply.written()
 
     def apply_record(self, n: int) -> None:
-        if self.write is not None and self.write.step == "record":
-            self._record(self.write.end)
-            self.write.step = "confirm"
+        position = self.apply.to_record()
+        if position is not None:
+            self._record(position)
 
     def _record(self, position: EndLsn) -> None:
         self.recorded = max(self.recorded, position)
-        self.recorded_in_this_run = position
+        self.apply.recorded(position)
 
     def apply_confirm(self, n: int) -> None:
-        if self.write is not None and self.write.step == "confirm":
-            self.confirmed, self.write = max(self.confirmed, self.write.end), None
+        position = self.apply.to_confirm()
+        if position is not None:
+            self.apply.confirmed(position)
+        if self.write is not None and self.write.is_written and self.positions.confirmed >= self.positions.sealed:
+            self.write = None
 
     def apply_idle(self, n: int) -> None:
-        """A keepalive: everything up to the server's position was sent, and nothing of it is left to write."""
-        waiting = bool(self.decoder) and not self.rules.confirms_idle_with_changes_waiting
-        if self.write is None and self.read == len(self.log) and not waiting:
-            self.position = self.confirmed = max(self.confirmed, EndLsn(self.wal))
+        """A keepalive: everything up to the server's position was sent, and nothing of it waits to be sealed."""
+        waits = bool(self.decoder) and not self.rules.idle_with_changes_waiting
+        if self.read == len(self.log):
+            position = self.apply.idle(None if waits else EndLsn(self.wal))
+            if position is not None:
+                self.apply.confirmed(position)
 
-    def apply_hand_over(self, n: int) -> None:
-        for table in self._in(Phase.SYNC_WAIT):
-            self.move(table, catchup(self.rules.catchup_at(self)), Actor.APPLY)
-        self.paused = bool(self._in(Phase.CATCHUP))
-        for table, state in self._in(Phase.SYNC_DONE).items():
-            lsn = state.lsn or ZERO
-            if self.rules.may_be_ready(self, lsn):
-                if self.rules.records_before_ready and self.recorded_in_this_run < lsn:
-                    self._record(self.confirmed)
-                self.move(table, READY, Actor.APPLY)
+    def apply_answer(self, n: int) -> None:
+        asking = in_phase(self.states, Phase.SYNC_WAIT)
+        if not asking:
+            return
+        needed = max(self.needs_stream_from.get(table, ZERO) for table in asking)
+        may = self.apply.may_answer(needed)
+        if may is MayAnswer.FOLLOW_AGAIN:
+            self._end_write()
+            self._record(self.positions.confirmed)
+            self._connect()
+        elif may is MayAnswer.YES:
+            for table in asking:
+                self.move(table, self.apply.answer(), Actor.APPLY)
 
-    def _in(self, phase: Phase) -> dict[TableId, TableState]:
-        return {table: state for table, state in self.states.items() if state.phase is phase}
+    def apply_take_over(self, n: int) -> None:
+        take_over = self.apply.take_over(self.states)
+        if take_over.record is not None:
+            self._record(take_over.record)
+        for table in take_over.ready:
+            self.move(table, READY, Actor.APPLY)
 
     def apply_reconnect(self, n: int) -> None:
         """The connection was lost: the batch under way ends first, what was only read comes again."""
@@ -268,7 +263,7 @@ class World:
             step(0)
 
     def server_learns(self, n: int) -> None:
-        self.server_confirmed = max(self.server_confirmed, self.confirmed)
+        self.server_confirmed = max(self.server_confirmed, self.positions.confirmed)
 
     # Table sync workers
 
@@ -277,95 +272,106 @@ class World:
         tables = {table for table in some_tables(n) if self.states[table] == INIT}
         for table in tables:
             self.move(table, DATA_SYNC, Actor.TABLE_SYNC)
-        self.syncs |= dict.fromkeys(tables, Sync(tables))
+        self.syncs |= dict.fromkeys(tables, Sync(self.rules.sync(tables, Positions.at(ZERO))))
 
     def sync_copy(self, n: int) -> None:
-        """All tables of a worker at one snapshot."""
+        """All tables of a worker at one snapshot. Now and then what a table is published as has changed just before."""
         sync = self.syncs.get(TABLES[n % 3])
-        if sync is None or sync.start != ZERO:
+        if sync is None or sync.copied:
             return
-        sync.start = sync.position = sync.confirmed = EndLsn(self.wal)
-        for table in sync.tables:
+        start = EndLsn(self.wal)
+        sync.copied, sync.hand_off = True, self.rules.sync(sync.hand_off.tables, Positions.at(start))
+        for table in sync.hand_off.tables:
             rows = {change for tx in self.log for change in tx.changes(table)}
-            self.copies[table] = Copy(sync.start, rows, (sync.start.value, -1))
+            self.copies[table] = Copy(start, rows, (start.value, -1))
             self.move(table, FINISHED_COPY, Actor.TABLE_SYNC)
+            if n >= 16:
+                self.needs_stream_from[table] = start
+
+    def _following(self, n: int) -> Sync | None:
+        sync = self.syncs.get(TABLES[n % 3])
+        return sync if sync is not None and sync.copied else None
 
     def sync_follow(self, n: int) -> None:
-        """Reads on from its own slot and writes, or puts off what nobody asked for; a keepalive says how far it is."""
-        sync = self.syncs.get(TABLES[n % 3])
-        if sync is None or sync.start == ZERO:
+        """Reads on from its own slot and writes, or defers; a keepalive says how far it is."""
+        sync = self._following(n)
+        if sync is None:
             return
-        first = self._first(sync.position)
+        first = self._first(sync.positions.sealed)
         taken = self.log[first : first + 1 + n % 2]
-        for table in sync.tables:
-            sync.unwritten.setdefault(table, []).extend(taken)
-        sync.position = max(sync.position, taken[-1].end if taken else EndLsn(self.wal))
-        self._write_out(sync, sync.asked or sync.tables)
+        for table in sync.hand_off.tables:
+            sync.unwritten.setdefault(table, []).extend(tx for tx in taken if tx.counts.get(table))
+        sync.hand_off.sealed([table for table, waiting in sync.unwritten.items() if waiting])
+        sync.hand_off.advanced(taken[-1].end if taken else EndLsn(self.wal))
+        self._write_out(sync)
         self._sync_confirm(sync)
 
+    def _write_out(self, sync: Sync) -> None:
+        end = ZERO
+        for table in sync.hand_off.to_write():
+            for tx in sync.unwritten.pop(table, []):
+                self.copies[table].write(tx.changes(table), Actor.TABLE_SYNC)
+                end = max(end, tx.end)
+        sync.hand_off.wrote(end, [table for table, waiting in sync.unwritten.items() if waiting])
+
     def _sync_confirm(self, sync: Sync) -> None:
-        for table in sync.unwritten.keys() - sync.tables:
-            del sync.unwritten[table]
-        if not any(sync.unwritten.values()) or self.rules.confirms_with_changes_put_off:
-            sync.confirmed = sync.position
+        position = sync.hand_off.to_confirm()
+        if position is not None:
+            sync.hand_off.confirmed(position)
 
     def sync_reconnect(self, n: int) -> None:
         """The connection was lost: what was not confirmed comes again, also what some of its tables have written."""
-        sync = self.syncs.get(TABLES[n % 3])
-        if sync is None or sync.start == ZERO:
+        sync = self._following(n)
+        if sync is None:
             return
         self.crashed = True
-        sync.position = sync.confirmed
+        sync.hand_off.lost_connection()
         sync.unwritten.clear()
-
-    def _write_out(self, sync: Sync, tables: set[TableId]) -> None:
-        for table in tables:
-            for tx in sync.unwritten.pop(table, []):
-                self.copies[table].write(tx.changes(table), Actor.TABLE_SYNC)
-                sync.written = max(sync.written, tx.end)
 
     def sync_ask(self, n: int) -> None:
         """For one of its tables, for some, or for all, whether everything of theirs is written or not."""
-        sync = self.syncs.get(TABLES[n % 3])
-        if sync is None or sync.start == ZERO or sync.asked:
+        sync = self._following(n)
+        if sync is None or sync.hand_off.asked:
             return
-        sync.asked = {table for table in some_tables(n) & sync.tables if self.syncs.get(table) is sync}
-        for table in sync.asked:
+        asked = sync.hand_off.ask(self.states, n % 4)
+        if fewer := asked & some_tables(n):
+            asked.intersection_update(fewer)
+        for table in asked:
             self.move(table, SYNC_WAIT, Actor.TABLE_SYNC)
 
     def sync_finish(self, n: int) -> None:
-        sync = self.syncs.get(TABLES[n % 3])
-        for table in sorted(sync.asked) if sync is not None else ():
-            assert sync is not None
-            state = self.states[table]
-            if state.phase is Phase.CATCHUP and state.lsn is not None and self.rules.may_finish(sync, state.lsn):
-                if self.rules.writes_what_was_put_off:
-                    self._write_out(sync, {table})
-                self.move(table, sync_done(self.rules.done_at(sync, state.lsn)), Actor.TABLE_SYNC)
-                self._let_go(table, sync)
-        if sync is not None:
-            self._sync_confirm(sync)
+        sync = self._following(n)
+        target = sync.hand_off.target(self.states) if sync is not None else None
+        if sync is None or target is None:
+            return
+        self._write_out(sync)
+        done = sync.hand_off.to_hand_over(self.states, target)
+        for table, state in done.items():
+            self.move(table, state, Actor.TABLE_SYNC)
+            del self.syncs[table]
+        sync.hand_off.handed_over(done)
+        self._keep(sync)
+        self._sync_confirm(sync)
 
-    def _let_go(self, table: TableId, sync: Sync) -> None:
-        sync.asked.discard(table)
-        if self.rules.lets_go_of_what_was_handed_over:
-            sync.tables.discard(table)
-        del self.syncs[table]
+    def _keep(self, sync: Sync) -> None:
+        for table in sync.unwritten.keys() - sync.hand_off.tables:
+            del sync.unwritten[table]
 
     def sync_fail(self, n: int) -> None:
         """Of a group, one table alone, or what they share."""
-        sync = self.syncs.get(TABLES[n % 3])
-        if sync is None or sync.start == ZERO:
+        sync = self._following(n)
+        if sync is None:
             return
-        for table in sorted(sync.tables) if n & 2 else [TABLES[n % 3]]:
+        failed = {table for table in TABLES if self.syncs.get(table) is sync} if n & 2 else {TABLES[n % 3]}
+        for table in sorted(failed):
             to = INIT if n & 1 else errored(DestinationError("no"))
             self.move(table, to, Actor.TABLE_SYNC)
-            sync.tables.discard(table)
-            sync.asked.discard(table)
             del self.syncs[table]
+        sync.hand_off.keep(sync.hand_off.tables - failed)
+        self._keep(sync)
 
     def retry_errored(self, n: int) -> None:
-        for table in self._in(Phase.ERRORED):
+        for table in in_phase(self.states, Phase.ERRORED):
             self.move(table, INIT, Actor.PIPELINE)
 
     # The end of a run
@@ -379,15 +385,13 @@ class World:
 
     def stop(self, n: int) -> None:
         """An orderly stop, at times with a destination that fails: then nothing behind the failed batch may be recorded."""
-        if n % 4 and self.write is not None and self.write.step == "write":
-            if not self.rules.goes_on_past_a_failure:
-                self.crash(1)
-                return
+        if n % 4 and self.write is not None and not self.write.is_written:
+            self.crashed = True
             self.write = None
+            self.apply.dropped()
         self._end_write()
-        self.paused = bool(self._in(Phase.CATCHUP))
-        if not self.paused:
-            self.apply_begin(0)
+        if self.decoder and self.apply.may_begin_last(self.states):
+            self._begin()
             self._end_write()
         self.server_learns(0)
         self._open()
@@ -402,7 +406,8 @@ ACTIONS = (
     "apply_record",
     "apply_confirm",
     "apply_idle",
-    "apply_hand_over",
+    "apply_answer",
+    "apply_take_over",
     "apply_reconnect",
     "server_learns",
     "sync_start",
@@ -415,22 +420,22 @@ ACTIONS = (
     "sync_reconnect",
     *CRASHES,
 )
-TROUBLE = (*CRASHES, "sync_fail", "sync_reconnect", "apply_reconnect", "retry_errored")
+FAILURES = (*CRASHES, "sync_fail", "sync_reconnect", "apply_reconnect", "retry_errored")
 WORK = tuple(
     name for name in ACTIONS if name not in (*CRASHES, "commit", "apply_reconnect", "sync_reconnect", "sync_fail")
 )
 
 
 def settle(world: World) -> None:
-    """Let everyone work, in turn and without trouble, until all is done: within some rounds, or they stand still for ever."""
+    """Let all workers work, in turn and without failures, until all is done: within some rounds, or they make no progress."""
     for _ in range(40 + 4 * len(world.log)):
         for name in WORK:
             for n in range(3):
                 getattr(world, name)(n)
-        caught_up = world.write is None and world.confirmed.value >= world.wal
-        if caught_up and len(world._in(Phase.READY)) == len(TABLES):
+        caught_up = world.write is None and world.positions.confirmed.value >= world.wal
+        if caught_up and len(in_phase(world.states, Phase.READY)) == len(TABLES):
             return
-    raise Violation(f"nobody gets on: {world.states}")
+    raise Violation(f"no progress: {world.states}")
 
 
 def check(world: World) -> None:
