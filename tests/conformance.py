@@ -17,7 +17,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 PROMISES = ROOT / "tests" / "promises.toml"
-_ELSEWHERE = ("src/headwater/testing/store_suite.py",)
+_ELSEWHERE = ("src/headwater/testing/store_runs.py", "src/headwater/testing/store_suite.py")
 """Suites that are shipped, and run here over every implementation."""
 
 _INTRODUCTION = """\
