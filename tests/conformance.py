@@ -18,7 +18,7 @@ from typing import Any
 from tests.promises import EXPECTED, NO_TEST, NOT_SHOWN, SENTENCES
 
 ROOT = Path(__file__).parents[1]
-_SUITES = ("src/headwater/testing/store_suite.py",)
+_SUITES = ("src/headwater/testing/store_runs.py", "src/headwater/testing/store_suite.py")
 """Suites that are shipped, and run here over every implementation. The files that run them mark their tests."""
 
 _INTRODUCTION = """\

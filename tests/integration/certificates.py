@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-from headwater.testing.postgres import ServerTls
+from headwater.testing.server_files import ServerTls
 
 
 def without_hash(kind: type[Ed25519PrivateKey] | type[Ed448PrivateKey], host: str = "localhost") -> ServerTls:

@@ -15,7 +15,8 @@ from headwater.secret import Secret
 from headwater.source.lock import PipelineLock
 from headwater.source.session import connect
 from headwater.store.connection import StoreConnection
-from headwater.testing.postgres import DEFAULT_HBA, PostgresServer, ServerTls
+from headwater.testing.postgres import PostgresServer
+from headwater.testing.server_files import DEFAULT_HBA, ServerTls
 from headwater.testing.standby import promote, standby_of
 from headwater.wire.connection import WireConnection
 from headwater.wire.settings import ConnectSettings, TargetSessionAttrs

@@ -27,7 +27,8 @@ from headwater.source.copy_origin import CopyOrigin
 from headwater.source.copy_plan import SmallTable
 from headwater.spark import small_tables
 from headwater.store.postgres import PostgresStore
-from headwater.testing.postgres import TRUSTED_SOCKET, PostgresServer, ServerTls
+from headwater.testing.postgres import PostgresServer
+from headwater.testing.server_files import TRUSTED_SOCKET, ServerTls
 from headwater.wire.settings import ConnectSettings
 from headwater.wire.tls import with_contents
 from headwater.wire.tls_config import TlsMode

@@ -30,7 +30,8 @@ from headwater.source.publication import PublishedTable, published_tables
 from headwater.source.table_lock import table_lock
 from headwater.spark.copy_source import copy_dataframe, register_copy_source, task_limit
 from headwater.testing.compare import wait_until
-from headwater.testing.postgres import TRUSTED_SOCKET, PostgresServer, ServerTls
+from headwater.testing.postgres import PostgresServer
+from headwater.testing.server_files import TRUSTED_SOCKET, ServerTls
 from headwater.wire.connection import WireConnection
 from headwater.wire.settings import ConnectSettings
 from headwater.wire.tls_config import TlsConfig, TlsMode

@@ -18,7 +18,8 @@ from headwater.errors import HeadwaterError
 from headwater.secret import Secret
 from headwater.testing import runtime
 from headwater.testing.binaries import PINNED
-from headwater.testing.postgres import PostgresServer, ServerTls, _free_port
+from headwater.testing.postgres import PostgresServer, _free_port
+from headwater.testing.server_files import ServerTls
 from headwater.wire.tls_config import TlsConfig, TlsMode
 
 

@@ -17,7 +17,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from headwater.errors import AuthenticationError
 from headwater.secret import Secret
-from headwater.testing.postgres import TRUSTED_SOCKET, PostgresServer, ServerTls
+from headwater.testing.postgres import PostgresServer
+from headwater.testing.server_files import TRUSTED_SOCKET, ServerTls
 from headwater.wire.messages import SSL_REQUEST, frame
 from headwater.wire.settings import ConnectSettings
 from headwater.wire.tls_config import TlsConfig, TlsMode

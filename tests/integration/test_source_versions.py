@@ -22,7 +22,7 @@ from headwater.source.timeline import server_history
 from headwater.states import DATA_SYNC, INIT
 from headwater.store.postgres import PostgresStore
 from headwater.testing.binaries import PINNED
-from headwater.testing.store_suite import A
+from headwater.testing.store_samples import A
 from headwater.wire.connection import WireConnection
 from tests.conftest import Database
 

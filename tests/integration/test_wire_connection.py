@@ -26,7 +26,8 @@ from headwater.errors import (
 )
 from headwater.lsn import EndLsn
 from headwater.secret import Secret
-from headwater.testing.postgres import PostgresServer, ServerTls
+from headwater.testing.postgres import PostgresServer
+from headwater.testing.server_files import ServerTls
 from headwater.wire.chunks import Chunk
 from headwater.wire.connection import WireConnection
 from headwater.wire.settings import ConnectSettings

@@ -17,7 +17,7 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -30,6 +30,7 @@ from headwater.secret import Secret
 from headwater.testing import binaries
 from headwater.testing.binaries import Installation
 from headwater.testing.runtime import ServerDirectory, ServerUser, runnable, start_watchdog
+from headwater.testing.server_files import DEFAULT_HBA, TRUSTED_SOCKET, ServerFiles, ServerTls
 from headwater.testing.template import SUPERUSER, make_data_directory, server_environment
 from headwater.wire.settings import ConnectSettings
 
@@ -37,34 +38,6 @@ StopMode = Literal["smart", "fast", "immediate"]
 _SIGNALS = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}
 _START_SECONDS = 60.0
 _STOP_SECONDS = 60.0
-
-TRUSTED_SOCKET = "local all,replication all trust"
-DEFAULT_HBA = (TRUSTED_SOCKET, "host all,replication all 127.0.0.1/32 scram-sha-256")
-
-# Lost on a crash of the machine, kept on a crash of the server: a test server needs no more.
-_DEFAULTS = {
-    "wal_level": "logical",
-    "max_wal_senders": "40",
-    "max_replication_slots": "40",
-    "max_connections": "200",
-    "max_prepared_transactions": "10",
-    "shared_buffers": "128MB",
-    "fsync": "off",
-    "full_page_writes": "off",
-    "max_wal_size": "4GB",
-    "checkpoint_timeout": "1h",
-    "timezone": "UTC",
-    "log_timezone": "UTC",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class ServerTls:
-    """PEM texts: what the server shows, and whom it trusts if clients must show something."""
-
-    certificate: str
-    key: str
-    client_roots: str | None = None
 
 
 class PostgresServer:
@@ -85,6 +58,8 @@ class PostgresServer:
         self._owner = os.getpid()
         self._watchdog = start_watchdog(directory)
         self.host = str(directory.path)
+        addresses = {"listen_addresses": self.tcp_host, "unix_socket_directories": self.host}
+        self._files = ServerFiles(user, directory.data, addresses)
         self.port = 0
         _servers.add(self)
 
@@ -112,8 +87,8 @@ class PostgresServer:
         try:
             if not (files.data / "PG_VERSION").exists():
                 make_data_directory(installation, user, files.data)
-            server._configure(settings or {}, tls)
-            server._write_hba(DEFAULT_HBA if hba is None else hba)
+            server._files.configure(settings or {}, tls)
+            server._files.write_hba(DEFAULT_HBA if hba is None else hba)
             server._launch_on_a_free_port()
             server._set_password()
         except BaseException:
@@ -198,7 +173,7 @@ class PostgresServer:
 
     def set_hba(self, lines: Sequence[str]) -> None:
         """Replace pg_hba.conf and apply it. The Unix socket stays trusted, or this object couldn't connect any more."""
-        self._write_hba((TRUSTED_SOCKET, *lines))
+        self._files.write_hba((TRUSTED_SOCKET, *lines))
         self.reload()
 
     def reload(self) -> None:
@@ -258,33 +233,6 @@ class PostgresServer:
 
     def __repr__(self) -> str:
         return f"<PostgresServer {self.version} port={self.port} pid={self.pid}>"
-
-    def _configure(self, settings: Mapping[str, str], tls: ServerTls | None) -> None:
-        chosen = {**_DEFAULTS, "listen_addresses": self.tcp_host, "unix_socket_directories": self.host}
-        if tls is not None:
-            chosen |= {"ssl": "on", "ssl_cert_file": "server.crt", "ssl_key_file": "server.key"}
-            self._write("server.crt", tls.certificate)
-            self._write("server.key", tls.key)
-            if tls.client_roots is not None:
-                chosen["ssl_ca_file"] = "roots.crt"
-                self._write("roots.crt", tls.client_roots)
-        lines = [f"{name} = '{value.replace(chr(39), chr(39) * 2)}'" for name, value in {**chosen, **settings}.items()]
-        # In a file of its own: used again, a directory's settings must not pile up.
-        self._write("headwater.conf", "\n".join([*lines, ""]))
-        main = self.data_directory / "postgresql.conf"
-        if "include 'headwater.conf'" not in main.read_text():
-            with open(main, "a") as file:
-                file.write("include 'headwater.conf'\n")
-
-    def _write_hba(self, lines: Sequence[str]) -> None:
-        self._write("pg_hba.conf", "\n".join([*lines, ""]))
-
-    def _write(self, name: str, content: str) -> None:
-        path = self.data_directory / name
-        path.write_text(content)
-        # The server accepts a private key only from its own user, closed to others.
-        path.chmod(0o600)
-        self._user.own(path)
 
     def _launch_on_a_free_port(self) -> None:
         for attempt in range(20):

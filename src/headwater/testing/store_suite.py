@@ -25,25 +25,31 @@ from headwater.contracts.stores import (
     PipelineStore,
     TableSchemaRetention,
     TableStateOperation,
-    WorkerType,
 )
-from headwater.errors import PipelineLocked, StoreError
+from headwater.errors import StoreError
 from headwater.lsn import EndLsn
 from headwater.schema.table import SnapshotId, TableId
 from headwater.states import DATA_SYNC, FINISHED_COPY, INIT, READY, SYNC_WAIT, TableState, catchup, sync_done
-from headwater.testing.store_samples import table_error, table_metadata, table_schema
+from headwater.testing.store_runs import MakeStore, StoreRuns
+from headwater.testing.store_samples import (
+    SYNC_A,
+    SYNC_B,
+    A,
+    B,
+    C,
+    assert_whole,
+    fill,
+    table_error,
+    table_metadata,
+    table_schema,
+    versions,
+)
 
-MakeStore = Callable[[int], PipelineStore]
-
-A, B, C = TableId(16384), TableId(16385), TableId(4294967295)
-SYNC_A, SYNC_B = WorkerType(A), WorkerType(B)
 THREADS = 8
 
 
-class StoreSuite:
+class StoreSuite(StoreRuns):
     """Derive, give it `make_store`, and set `persistent` to False for a store that ends with its process."""
-
-    persistent = True
 
     @pytest.fixture
     def make_store(self) -> MakeStore:
@@ -103,21 +109,21 @@ class StoreSuite:
             store.store_table_schema(table_schema(A, snapshot_id))
             store.store_table_schema(table_schema(B, snapshot_id))
         assert store.prune_table_schemas({A: TableSchemaRetention(EndLsn(350))}) == 2
-        assert _versions(store) == {A: [300, 400], B: [100, 200, 300, 400]}
+        assert versions(store) == {A: [300, 400], B: [100, 200, 300, 400]}
         assert store.get_table_schema(A, SnapshotId(299)) is None
 
     def test_pruning_at_a_version_keeps_that_version(self, store: PipelineStore) -> None:
         for snapshot_id in (100, 200, 300):
             store.store_table_schema(table_schema(A, snapshot_id))
         assert store.prune_table_schemas({A: TableSchemaRetention(EndLsn(200))}) == 1
-        assert _versions(store) == {A: [200, 300]}
+        assert versions(store) == {A: [200, 300]}
 
     def test_pruning_before_the_first_version_removes_nothing(self, store: PipelineStore) -> None:
         store.store_table_schema(table_schema(A, 100))
         boundaries = {A: TableSchemaRetention(EndLsn(99)), B: TableSchemaRetention(EndLsn(500))}
         assert store.prune_table_schemas(boundaries) == 0
         assert store.prune_table_schemas({}) == 0
-        assert _versions(store) == {A: [100]}
+        assert versions(store) == {A: [100]}
 
     # States.
 
@@ -260,17 +266,17 @@ class StoreSuite:
     # Lifecycle.
 
     def test_preparing_for_a_copy_keeps_the_state_and_other_tables(self, store: PipelineStore) -> None:
-        _fill(store)
+        fill(store)
         store.prepare_table_state_for_copy(A)
         assert store.get_table_state(A) == READY
         assert store.get_destination_table_metadata(A) is None
         assert store.get_table_schema(A, SnapshotId(2**40)) is None
         assert store.get_replication_progress(SYNC_A) is None
         assert store.get_replication_progress(APPLY) == EndLsn(1000)
-        _assert_whole(store, B, SYNC_B)
+        assert_whole(store, B, SYNC_B)
 
     def test_a_reset_leads_every_table_to_init_and_keeps_all_but_apply_progress(self, store: PipelineStore) -> None:
-        _fill(store)
+        fill(store)
         store.update_table_state(C, table_error())
         assert store.reset_table_states_for_resync() == 3
         assert dict(store.get_table_states()) == {A: INIT, B: INIT, C: INIT}
@@ -284,7 +290,7 @@ class StoreSuite:
         assert store.reset_table_states_for_resync() == 0
 
     def test_deleting_a_table_forgets_all_of_it_and_nothing_else(self, store: PipelineStore) -> None:
-        _fill(store)
+        fill(store)
         store.delete_table_state(A)
         assert dict(store.get_table_states()) == {B: READY}
         assert store.get_destination_table_metadata(A) is None
@@ -293,10 +299,10 @@ class StoreSuite:
         assert store.get_replication_progress(APPLY) == EndLsn(1000)
         with pytest.raises(StoreError):
             store.rollback_table_state(A)
-        _assert_whole(store, B, SYNC_B)
+        assert_whole(store, B, SYNC_B)
 
     def test_lifecycle_operations_bear_being_repeated(self, store: PipelineStore) -> None:
-        _fill(store)
+        fill(store)
         for _ in range(2):
             store.prepare_table_state_for_copy(A)
             store.delete_table_state(B)
@@ -307,68 +313,17 @@ class StoreSuite:
     def test_operations_on_a_table_tell_whether_they_touched_it(
         self, store: PipelineStore, kind: OperationKind
     ) -> None:
-        _fill(store)
+        fill(store)
         assert store.apply_table_state_operation(TableStateOperation(kind, A)) == 1
         assert store.apply_table_state_operation(TableStateOperation(kind, C)) == 0
         with pytest.raises(StoreError):
             store.apply_table_state_operation(TableStateOperation(kind))
 
-    # Runs.
-
-    def test_a_run_writes_and_may_begin_again_and_so_does_a_later_one(self, open_store: MakeStore) -> None:
-        store = open_store(1)
-        for token in ("first", "first", "second"):
-            store.begin_run(token)
-            _fill(store)
-            store.check_run()
-            store.delete_table_state(A)
-            store.delete_table_state(B)
-
-    def test_what_a_run_writes_after_another_began_is_refused_and_leaves_no_trace(self, open_store: MakeStore) -> None:
-        if not self.persistent:
-            pytest.skip("no other run can reach this store")
-        old, other_pipeline = open_store(1), open_store(2)
-        old.begin_run("old")
-        _fill(old)
-        old.record_lineage(Lineage("7", 1))
-        other_pipeline.begin_run("of another pipeline")
-        old.check_run()
-        new = open_store(1)
-        new.begin_run("new")
-        before = old.get_table_states()
-        for write in _writes(old):
-            with pytest.raises(PipelineLocked, match="taken over"):
-                write()
-        with pytest.raises(PipelineLocked, match="taken over"):
-            old.check_run()
-        assert old.get_table_states() == before, "what was refused is in the cache"
-        again = open_store(1)
-        for store in (new, again):
-            _assert_whole(store, A, SYNC_A)
-            _assert_whole(store, B, SYNC_B)
-            assert store.get_replication_progress(APPLY) == EndLsn(1000)
-            assert store.get_lineage() == Lineage("7", 1)
-        for write in _writes(new):
-            write()
-        new.check_run()
-
-    def test_a_command_without_a_run_writes_beside_one(self, open_store: MakeStore) -> None:
-        if not self.persistent:
-            pytest.skip("no command can reach this store")
-        run, command = open_store(1), open_store(1)
-        run.begin_run("run")
-        _fill(run)
-        command.load_table_states()
-        command.update_table_state(A, INIT)
-        run.check_run()
-        run.load_table_states()
-        assert run.get_table_state(A) == INIT
-
     # Several at once.
 
     def test_two_pipelines_do_not_see_each_other(self, open_store: MakeStore) -> None:
         one, two = open_store(1), open_store(2)
-        _fill(one)
+        fill(one)
         assert dict(two.get_table_states()) == {}
         assert two.load_table_states() == two.load_table_schemas() == two.load_destination_tables_metadata() == 0
         assert two.get_table_schema(A, SnapshotId(2**40)) is None
@@ -377,15 +332,15 @@ class StoreSuite:
         two.upsert_replication_progress(APPLY, EndLsn(1))
         assert two.reset_table_states_for_resync() == 1
         two.delete_table_state(A)
-        _assert_whole(one, A, SYNC_A)
-        _assert_whole(one, B, SYNC_B)
+        assert_whole(one, A, SYNC_A)
+        assert_whole(one, B, SYNC_B)
         assert one.get_replication_progress(APPLY) == EndLsn(1000)
 
     def test_a_new_start_finds_what_was_recorded(self, open_store: MakeStore) -> None:
         if not self.persistent:
             pytest.skip("this store is not persistent")
         first = open_store(1)
-        _fill(first)
+        fill(first)
         first.update_table_states([(B, table_error()), (C, INIT), (C, DATA_SYNC)])
         first.delete_table_state(A)
         first.close()
@@ -423,51 +378,7 @@ class StoreSuite:
         _in_threads(work)
         tables = [TableId(20000 + thread) for thread in range(THREADS)]
         assert dict(store.get_table_states()) == dict.fromkeys(tables, READY)
-        assert _versions(store) == {table_id: [104] for table_id in tables}
-
-
-def _fill(store: PipelineStore) -> None:
-    """Two tables with everything a table can have, and apply progress."""
-    store.update_table_states([(A, INIT), (B, INIT)])
-    store.update_table_states([(A, READY), (B, READY)])
-    for table_id in (A, B):
-        for snapshot_id in (100, 200):
-            store.store_table_schema(table_schema(table_id, snapshot_id))
-        store.upsert_replication_progress(WorkerType(table_id), EndLsn(500))
-    store.store_destination_tables_metadata({A: table_metadata(f"t{A}"), B: table_metadata(f"t{B}")})
-    store.upsert_replication_progress(APPLY, EndLsn(1000))
-
-
-def _writes(store: PipelineStore) -> list[Callable[[], object]]:
-    """Each way to write, with something that is not on record, after `_fill`."""
-    return [
-        lambda: store.update_table_states([(A, DATA_SYNC), (C, INIT)]),
-        lambda: store.rollback_table_state(A),
-        lambda: store.upsert_replication_progress(APPLY, EndLsn(2000)),
-        lambda: store.upsert_replication_progress(WorkerType(C), EndLsn(1)),
-        lambda: store.delete_replication_progress(SYNC_A),
-        lambda: store.record_lineage(Lineage("8", 2)),
-        lambda: store.store_table_schema(table_schema(A, 300)),
-        lambda: store.store_destination_tables_metadata({A: table_metadata("elsewhere")}),
-        lambda: store.prune_table_schemas({A: TableSchemaRetention(EndLsn(250))}),
-        lambda: store.prepare_table_state_for_copy(A),
-        lambda: store.reset_table_states_for_resync(),
-        lambda: store.delete_table_state(A),
-    ]
-
-
-def _assert_whole(store: PipelineStore, table_id: TableId, worker: WorkerType) -> None:
-    assert store.get_table_state(table_id) == READY
-    assert store.get_destination_table_metadata(table_id) == table_metadata(f"t{table_id}")
-    assert _versions(store)[table_id] == [100, 200]
-    assert store.get_replication_progress(worker) == EndLsn(500)
-
-
-def _versions(store: PipelineStore) -> dict[TableId, list[int]]:
-    versions: dict[TableId, list[int]] = {}
-    for schema in store.get_table_schemas():
-        versions.setdefault(schema.id, []).append(schema.snapshot_id)
-    return {table_id: sorted(found) for table_id, found in versions.items()}
+        assert versions(store) == {table_id: [104] for table_id in tables}
 
 
 def _in_threads(work: Callable[[int], None]) -> None:

@@ -6,7 +6,6 @@ the column's name: no value changes silently (invariant 11).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -65,23 +64,30 @@ def _from_binary(column: ColumnSchema, pg: PgType, type: pa.DataType, buf: Bytes
         bits = np.zeros((len(foff) + 7) // 8, np.uint8)
         _check(column, vk.boolean(buf, foff, flen, bits), kind, foff, flen)
         return _make(type, flen, pa.py_buffer(bits))
-    kernel, dtype = _FIXED[kind]
-    out: npt.NDArray[Any] = np.empty(len(foff), dtype)
-    _check(column, kernel(buf, foff, flen, out), kind, foff, flen)
+    out: npt.NDArray[Any] = np.empty(len(foff), _FIXED[kind])
+    if kind in _SHIFTS:
+        bad = vk.since_1970(buf, foff, flen, _SHIFTS[kind], out)
+    else:
+        bad = (vk.oid if kind is Kind.OID else vk.integers)(buf, foff, flen, out)
+    _check(column, bad, kind, foff, flen)
     return _make(type, flen, pa.py_buffer(out))
 
 
-_FIXED: dict[Kind, tuple[Callable[..., int], type[Any]]] = {
-    Kind.INT2: (vk.int2, np.int16),
-    Kind.INT4: (vk.int4, np.int32),
-    Kind.INT8: (vk.int8, np.int64),
-    Kind.OID: (vk.oid, np.int64),
-    # A float is its bits; the byte order is all that differs.
-    Kind.FLOAT4: (vk.int4, np.int32),
-    Kind.FLOAT8: (vk.int8, np.int64),
-    Kind.DATE: (vk.date, np.int32),
-    Kind.TIMESTAMP: (vk.timestamp, np.int64),
-    Kind.TIMESTAMPTZ: (vk.timestamp, np.int64),
+_FIXED: dict[Kind, type[Any]] = {
+    Kind.INT2: np.int16,
+    Kind.INT4: np.int32,
+    Kind.INT8: np.int64,
+    Kind.OID: np.int64,
+    Kind.FLOAT4: np.int32,
+    Kind.FLOAT8: np.int64,
+    Kind.DATE: np.int32,
+    Kind.TIMESTAMP: np.int64,
+    Kind.TIMESTAMPTZ: np.int64,
+}
+_SHIFTS = {
+    Kind.DATE: vk.DATE_SHIFT,
+    Kind.TIMESTAMP: vk.TIMESTAMP_SHIFT,
+    Kind.TIMESTAMPTZ: vk.TIMESTAMP_SHIFT,
 }
 
 

@@ -41,7 +41,7 @@ class Finding(Exception):
 def bounds_are_checked() -> bool:
     empty = np.zeros(0, np.uint8)
     try:
-        value_kernels.int2(empty, np.zeros(1, np.int64), np.full(1, 2, np.int64), np.zeros(1, np.int16))
+        value_kernels.integers(empty, np.zeros(1, np.int64), np.full(1, 2, np.int64), np.zeros(1, np.int16))
     except IndexError:
         return True
     return False

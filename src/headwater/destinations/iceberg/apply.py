@@ -36,7 +36,7 @@ from headwater.destinations.iceberg.watermark import (
     snapshot_properties,
     steps_after,
 )
-from headwater.destinations.iceberg.writer import TableWriter
+from headwater.destinations.iceberg.writer import LakeCommit, TableWriter
 from headwater.errors import DestinationError, DestinationUnavailable, HeadwaterError, LakeCommitUnknown
 from headwater.events import ChangeRun, EventBatch, Step, TruncateStep
 from headwater.schema.table import TableId
@@ -207,7 +207,7 @@ class TableApply:
             rows, missed = self._rows_after_truncate(commit, _in_lake_types(last, wanted), runs[1:])
         properties = snapshot_properties(mark_of(last, commit.mark))
         with self.spool.frame(commit.session.spark, rows, spark_schema(wanted)) as frame:
-            done = self.writer.replace(commit.session, commit.table, start, frame, properties)
+            done = self.writer.replace(LakeCommit(commit.session, commit.table, start, properties), frame)
         return done.snapshot_id, missed
 
     def _rows_after_truncate(self, commit: _Commit, run: ChangeRun, later: Sequence[ChangeRun]) -> tuple[pa.Table, int]:
@@ -226,19 +226,19 @@ class TableApply:
     def _merge(self, commit: _Commit, start: int, run: ChangeRun, later: Sequence[ChangeRun]) -> tuple[int, int]:
         self._in_step(commit, run, rows_are_replaced=False)
         session, table, key = commit.session, commit.table, run.schema.key
-        properties = snapshot_properties(mark_of(run, commit.mark))
+        onto = LakeCommit(session, table, start, snapshot_properties(mark_of(run, commit.mark)))
         run = _in_lake_types(run, lake_arrow_schema(run.schema))
         if key:
             target = Target(table, start)
             net = self._net(commit, target, run, later)
             if run.schema.table_schema.strict_inserts:
                 self._refuse_met_inserts(session, target, run, net)
-            done = self.writer.merge(session, table, start, key, net, properties)
+            done = self.writer.merge(onto, key, net)
             return done.snapshot_id, _missed(net.expected, net.upserts.num_rows, done)
         if run.schema.insert_only:
-            return self.writer.append(session, table, start, run.new, properties).snapshot_id, 0
+            return self.writer.append(onto, run.new).snapshot_id, 0
         delta = delta_in_parts(run, self.disk)
-        done = self.writer.apply_delta(session, table, start, delta, properties)
+        done = self.writer.apply_delta(onto, delta)
         return done.snapshot_id, _missed(int(delta.removed_count.sum()), delta.added.num_rows, done)
 
     def _refuse_met_inserts(self, session: LakeSession, target: Target, run: ChangeRun, net: NetChanges) -> None:

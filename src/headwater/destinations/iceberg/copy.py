@@ -23,7 +23,7 @@ from headwater.destinations.iceberg.sessions import LakeSession
 from headwater.destinations.iceberg.table import LakeTable
 from headwater.destinations.iceberg.types import lake_arrow_schema, lake_identifier, quote
 from headwater.destinations.iceberg.watermark import find_watermark, snapshot_properties
-from headwater.destinations.iceberg.writer import TableWriter
+from headwater.destinations.iceberg.writer import LakeCommit, TableWriter
 from headwater.errors import DestinationError
 from headwater.events import TableRows
 from headwater.lsn import CommitLsn
@@ -74,7 +74,7 @@ class TableCopies:
             properties = snapshot_properties(mark, opens_epoch=True)
             start = table.snapshot_id
             assert start is not None, "it was made with one"
-            self._writer.replace(session, table, start, frame, properties)
+            self._writer.replace(LakeCommit(session, table, start, properties), frame)
         except Exception as error:
             if is_jvm_lost(error):
                 raise

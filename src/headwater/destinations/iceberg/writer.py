@@ -8,6 +8,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -23,78 +24,55 @@ from headwater.destinations.iceberg.types import quote, spark_schema
 from headwater.destinations.iceberg.watermark import ATTEMPT
 from headwater.spark.frames import FrameSpool
 
-_SOURCE = "headwater_source"
+
+@dataclass(frozen=True, slots=True)
+class LakeCommit:
+    """What every commit of a writer needs."""
+
+    session: LakeSession
+    table: LakeTable
+    start: int
+    """The snapshot that it is made on top of."""
+    properties: Mapping[str, str]
+    """Of the new snapshot: whose rows these are, and up to where."""
 
 
 class TableWriter(Protocol):
-    """Each method is one lake commit on top of the snapshot `start` that carries `properties`. It fails if the table is not
-    at `start` any more: what was looked at, what is read and what is committed are one lake snapshot.
-    """
+    """Each method is one lake commit. It fails if the table is not at `start` any more: what was looked at, what is read and
+    what is committed are one lake snapshot."""
 
-    def replace(
-        self,
-        session: LakeSession,
-        table: LakeTable,
-        start: int,
-        rows: DataFrame,
-        properties: Mapping[str, str],
-    ) -> Published:
-        """Put these rows in place of all others; `start` is None for a table that never had any."""
+    def replace(self, commit: LakeCommit, rows: DataFrame) -> Published:
+        """Put these rows in place of all others."""
 
-    def merge(
-        self,
-        session: LakeSession,
-        table: LakeTable,
-        start: int,
-        key: tuple[str, ...],
-        net: NetChanges,
-        properties: Mapping[str, str],
-    ) -> Published:
+    def merge(self, commit: LakeCommit, key: tuple[str, ...], net: NetChanges) -> Published:
         """Delete and upsert by key; `net` has one row per key and nothing pending."""
 
-    def append(
-        self, session: LakeSession, table: LakeTable, start: int, rows: pa.Table, properties: Mapping[str, str]
-    ) -> Published:
+    def append(self, commit: LakeCommit, rows: pa.Table) -> Published:
         """Add rows to a table that has no key."""
 
-    def apply_delta(
-        self, session: LakeSession, table: LakeTable, start: int, delta: NetDelta, properties: Mapping[str, str]
-    ) -> Published:
+    def apply_delta(self, commit: LakeCommit, delta: NetDelta) -> Published:
         """Remove and add rows of a table whose only key is the whole row."""
 
 
 class MergeWriter:
     """Spark SQL's MERGE, overwrite and append, each into the staging branch."""
 
+    _SOURCE = "headwater_source"
+
     def __init__(self, spool: FrameSpool) -> None:
         self._spool = spool
 
-    def replace(
-        self,
-        session: LakeSession,
-        table: LakeTable,
-        start: int,
-        rows: DataFrame,
-        properties: Mapping[str, str],
-    ) -> Published:
-        attempt, properties = _attempt(properties)
-        _with_properties(rows.writeTo(table.stage(start)), properties).overwrite(functions.lit(True))
-        return table.publish(start, attempt, replaces_all=True)
+    def replace(self, commit: LakeCommit, rows: DataFrame) -> Published:
+        attempt, properties = _attempt(commit.properties)
+        _with_properties(rows.writeTo(commit.table.stage(commit.start)), properties).overwrite(functions.lit(True))
+        return commit.table.publish(commit.start, attempt, replaces_all=True)
 
-    def merge(
-        self,
-        session: LakeSession,
-        table: LakeTable,
-        start: int,
-        key: tuple[str, ...],
-        net: NetChanges,
-        properties: Mapping[str, str],
-    ) -> Published:
-        attempt, properties = _attempt(properties)
+    def merge(self, commit: LakeCommit, key: tuple[str, ...], net: NetChanges) -> Published:
+        attempt, properties = _attempt(commit.properties)
         columns = net.upserts.column_names
         deleted = _free_name("headwater_deleted", columns)
         rows = _with_flag(net, deleted)
-        with self._source(session, rows) as source:
+        with self._source(commit.session, rows) as source:
             same_key = " AND ".join(f"t.{quote(name)} = s.{quote(name)}" for name in key)
             pruned = key_predicate(rows, key)
             clauses = []
@@ -107,43 +85,39 @@ class MergeWriter:
                 clauses.append("WHEN MATCHED THEN UPDATE SET *")
                 condition = f" AND NOT s.{quote(deleted)}" if net.deletes.num_rows else ""
                 clauses.append(f"WHEN NOT MATCHED{condition} THEN INSERT *")
-            target = table.stage(start)
-            session.set_snapshot_properties(properties)
-            session.spark.sql(
+            target = commit.table.stage(commit.start)
+            commit.session.set_snapshot_properties(properties)
+            commit.session.spark.sql(
                 f"MERGE INTO {target} AS t USING {source} AS s ON {same_key}{pruned} " + " ".join(clauses)
             )
-        return table.publish(start, attempt)
+        return commit.table.publish(commit.start, attempt)
 
-    def append(
-        self, session: LakeSession, table: LakeTable, start: int, rows: pa.Table, properties: Mapping[str, str]
-    ) -> Published:
-        attempt, properties = _attempt(properties)
-        with self._spool.frame(session.spark, rows, spark_schema(rows.schema)) as frame:
-            _with_properties(frame.writeTo(table.stage(start)), properties).append()
-        return table.publish(start, attempt)
+    def append(self, commit: LakeCommit, rows: pa.Table) -> Published:
+        attempt, properties = _attempt(commit.properties)
+        with self._spool.frame(commit.session.spark, rows, spark_schema(rows.schema)) as frame:
+            _with_properties(frame.writeTo(commit.table.stage(commit.start)), properties).append()
+        return commit.table.publish(commit.start, attempt)
 
-    def apply_delta(
-        self, session: LakeSession, table: LakeTable, start: int, delta: NetDelta, properties: Mapping[str, str]
-    ) -> Published:
+    def apply_delta(self, commit: LakeCommit, delta: NetDelta) -> Published:
         if not delta.removed.num_rows:
-            return self.append(session, table, start, delta.added, properties)
-        attempt, properties = _attempt(properties)
+            return self.append(commit, delta.added)
+        attempt, properties = _attempt(commit.properties)
         columns = delta.added.column_names
         count, file, place = (_free_name(f"headwater_{name}", columns) for name in ("count", "file", "pos"))
         removed = delta.removed.append_column(count, pa.array(delta.removed_count))
         with (
-            self._source(session, delta.added, "added") as added,
-            self._source(session, removed, "removed") as gone,
+            self._source(commit.session, delta.added, "added") as added,
+            self._source(commit.session, removed, "removed") as gone,
         ):
-            target = table.stage(start)
+            target = commit.table.stage(commit.start)
             # Equal rows are told apart by where they lie: of those that match, the first `count` go.
             exact = {field.name: _exact(field) for field in delta.added.schema}
             same = " AND ".join(f"{exact[name].format('r')} <=> {exact[name].format('d')}" for name in columns)
             alike = ", ".join(exact[name].format("r") for name in columns)
             nothing = ", ".join(f"NULL AS {quote(name)}" for name in columns)
             listed = ", ".join(quote(name) for name in columns)
-            session.set_snapshot_properties(properties)
-            session.spark.sql(
+            commit.session.set_snapshot_properties(properties)
+            commit.session.spark.sql(
                 f"MERGE INTO {target} AS t USING ("
                 f" SELECT {file}, {place}, {nothing} FROM ("
                 f"  SELECT r._file AS {file}, r._pos AS {place}, d.{quote(count)} AS wanted,"
@@ -153,12 +127,12 @@ class MergeWriter:
                 f") AS s ON t._file = s.{file} AND t._pos = s.{place}"
                 f" WHEN MATCHED THEN DELETE WHEN NOT MATCHED AND s.{file} IS NULL THEN INSERT *"
             )
-        return table.publish(start, attempt)
+        return commit.table.publish(commit.start, attempt)
 
     @contextmanager
     def _source(self, session: LakeSession, rows: pa.Table, suffix: str = "") -> Iterator[str]:
         """A name in SQL for rows of ours; sessions are held by one thread, so the name may be the same each time."""
-        view = f"{_SOURCE}_{suffix}" if suffix else _SOURCE
+        view = f"{self._SOURCE}_{suffix}" if suffix else self._SOURCE
         with self._spool.frame(session.spark, rows, spark_schema(rows.schema)) as frame:
             frame.createOrReplaceTempView(view)
             try:
