@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 
 from headwater.destinations.iceberg.settings import IcebergSettings
 from headwater.engine import pipeline
+from headwater.engine.supervise import publication_watch
 from headwater.spark.session import SparkSettings, build_session
 from tests.conftest import Database
 from tests.integration.blocking_destination import ObservedApplyWorker, create_tables
@@ -34,6 +35,12 @@ def lake(spark: SparkSession, lake_settings: IcebergSettings) -> Iterator[Lake]:
     made = Lake(spark, lake_settings)
     yield made
     made.destination.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def look_at_the_catalog_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pipelines in the process of the test notice what a test changes in the source after 0.1 s, not 2 s."""
+    monkeypatch.setattr(publication_watch, "LOOK_SECONDS", 0.1)
 
 
 @pytest.fixture
