@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from headwater.config import DestinationConfig, SparkConfig
 from headwater.destinations.iceberg.warehouse import prepare_warehouse, spark_catalog
-from headwater.engine.supervise import round
+from headwater.engine.supervise import publication_watch, round
 from headwater.spark.session import build_session
 from tests.conftest import Database
 from tests.integration.blocking_destination import ObservedApplyWorker, create_tables
@@ -35,6 +35,12 @@ def lake(spark: SparkSession, lake_settings: DestinationConfig) -> Iterator[Lake
     made = Lake(spark, lake_settings)
     yield made
     made.destination.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def look_at_the_catalog_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pipelines in the process of the test notice what a test changes in the source after 0.1 s, not 2 s."""
+    monkeypatch.setattr(publication_watch, "LOOK_SECONDS", 0.1)
 
 
 @pytest.fixture

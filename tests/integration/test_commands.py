@@ -12,7 +12,6 @@ import pytest
 
 from headwater.config import TableSyncCopyConfig
 from headwater.config.pipeline import TableSyncCopyMode
-from headwater.engine.supervise import publication_watch
 from headwater.events import TableRows
 from headwater.schema.table import TableId
 from headwater.source.slots import apply_slot_name
@@ -22,11 +21,6 @@ from tests.commands import headwater, write_settings
 from tests.conftest import Database
 from tests.integration.memory_tables import MemoryTables
 from tests.integration.running_pipeline import RunningIntoMemory, running
-
-
-@pytest.fixture(autouse=True)
-def looking_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publication_watch, "LOOK_SECONDS", 0.1)
 
 
 @pytest.fixture

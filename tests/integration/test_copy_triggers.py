@@ -15,7 +15,6 @@ import pytest
 from headwater.config import TableSyncCopyConfig
 from headwater.config.pipeline import InvalidatedSlotBehavior, TableSyncCopyMode
 from headwater.contracts.results import WriteEventsResult
-from headwater.engine.supervise import publication_watch
 from headwater.errors import DestinationError, Retry
 from headwater.events import EventBatch
 from headwater.schema.table import TableId
@@ -118,8 +117,7 @@ TRIGGERS = {
 
 
 @pytest.fixture
-def shop(database: Database, monkeypatch: pytest.MonkeyPatch) -> Database:
-    monkeypatch.setattr(publication_watch, "LOOK_SECONDS", 0.1)
+def shop(database: Database) -> Database:
     database.execute(
         """
         create table orders(id int primary key, n int);

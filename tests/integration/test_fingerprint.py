@@ -9,7 +9,6 @@ import pytest
 
 from headwater.config import TableSyncCopyConfig
 from headwater.config.pipeline import TableSyncCopyMode
-from headwater.engine.supervise import publication_watch
 from headwater.errors import DestinationUnavailable
 from headwater.schema.table import TableId
 from headwater.source.preflight import run_preflight
@@ -20,11 +19,6 @@ from headwater.store.postgres import PostgresStore
 from tests.conftest import Database
 from tests.integration.memory_tables import MemoryTables
 from tests.integration.running_pipeline import RunningIntoMemory, running
-
-
-@pytest.fixture(autouse=True)
-def looking_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publication_watch, "LOOK_SECONDS", 0.1)
 
 
 @pytest.fixture

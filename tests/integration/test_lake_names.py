@@ -9,7 +9,6 @@ import pytest
 from psycopg import sql
 from pyspark.sql import SparkSession
 
-from headwater.engine.supervise import publication_watch
 from headwater.schema.table import TableName
 from headwater.store.postgres import PostgresStore
 from tests.commands import headwater, write_settings
@@ -89,9 +88,8 @@ def written(name: TableName) -> str:
 
 @pytest.mark.promise("names with quotes, spaces, capitals, unicode and 63 bytes")
 def test_names_with_quotes_spaces_capitals_unicode_and_63_bytes_work_in_a_pipeline_and_in_every_command(
-    named: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    named: Database, spark: SparkSession, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(publication_watch, "LOOK_SECONDS", 0.1)
     assert max(len(name.name.encode()) for name in NAMES) == 63
     assert max(len(column.encode()) for column in COLUMNS) == 63
     file = write_settings(named, tmp_path, publication=PUBLICATION)

@@ -9,7 +9,6 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headwater.destinations.iceberg.watermark import parse_summary
-from headwater.engine.supervise import publication_watch
 from headwater.errors import DestinationError, LakeTableTaken, Retry, WatermarkError
 from headwater.schema.table import ReplicatedTableSchema, TableId, TableName
 from headwater.store.memory import MemoryStore
@@ -117,9 +116,8 @@ def test_a_watermark_says_of_which_table_timeline_and_run_it_is_and_one_of_a_new
 
 
 def test_a_second_database_is_refused_by_the_pipeline_and_resync_with_take_over_lets_it_in(
-    database: Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    database: Database, spark: SparkSession, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(publication_watch, "LOOK_SECONDS", 0.1)
     server, shop = database.server, "create table t(id int primary key, v text); create publication shop for table t;"
     database.execute(shop + "insert into t values (1, 'first')")
     with running_into_lake(database, spark, tmp_path) as run:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.engine.supervise import publication_watch
 from tests.conftest import Database
 from tests.integration.running_pipeline import running
 
@@ -76,10 +75,9 @@ def test_a_single_leaf_of_nested_partitions_is_copied_and_followed_alone(databas
 @pytest.mark.versions(14, 15, 18)
 @pytest.mark.parametrize("publication", ["for table t", "for all tables"])
 def test_a_partition_that_is_attached_or_detached_is_followed_as_what_it_is_from_then_on(
-    database: Database, publication: str, monkeypatch: pytest.MonkeyPatch
+    database: Database, publication: str
 ) -> None:
     """Postgres 14 goes on to send its changes as what it was when the stream began."""
-    monkeypatch.setattr(publication_watch, "LOOK_SECONDS", 0.1)
     database.execute(
         f"""
         create table t(id int primary key, a int) partition by range (id);

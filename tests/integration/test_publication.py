@@ -8,7 +8,6 @@ import time
 
 import pytest
 
-from headwater.engine.supervise import publication_watch
 from headwater.events import EventBatch, TableRows
 from headwater.schema.table import TableId
 from headwater.states import INIT
@@ -19,11 +18,6 @@ from tests.background_writes import writing
 from tests.conftest import Database
 from tests.integration.memory_tables import MemoryTables
 from tests.integration.running_pipeline import RunningIntoMemory, running
-
-
-@pytest.fixture(autouse=True)
-def looking_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publication_watch, "LOOK_SECONDS", 0.1)
 
 
 @pytest.fixture
