@@ -76,7 +76,7 @@ def spool(config: BatchConfig) -> Spool:
             detail="it is no directory, or we may not write there",
             hint="Make the directory, or name another one: large transactions are kept there while they are written.",
         )
-    # Whoever owns the directory can put another file in place of ours while we write.
+    # The owner of the directory can put another file in place of ours while we write.
     check_owner(directory)
     return Spool(directory)
 

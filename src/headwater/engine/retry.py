@@ -1,4 +1,4 @@
-"""Attempts that are made again: how long to wait between them, what is said meanwhile, and the one loop that does it.
+"""Retries: how long to wait between attempts, what is logged, and the one loop that does it.
 
 Which errors pass with time is `headwater.errors.meaning`. A wait is told in the log once an attempt, with pauses that grow,
 and once more when it is over; while it lasts, `Progress.waiting` shows it with its root cause.

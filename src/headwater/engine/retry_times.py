@@ -2,7 +2,7 @@
 
 The record holds a wall time, because it outlives the process. A wall clock may be set: stepped back by a day, it would put the
 attempt off by a day. So what is left to wait is worked out once, when a run first sees the error; it is at most the delay that
-the settings ask for, and is then counted on a clock that nobody sets.
+the settings ask for, and is then counted on a clock that cannot be set.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class RunLock:
         self._verified = 0.0
         self._tried = 0.0
         self._lost: PipelineLocked | None = None
-        self._trouble = ""
+        self._last_error = ""
 
     def acquire(self) -> None:
         """Before anything else of a run."""
@@ -146,8 +146,8 @@ class RunLock:
         except HeadwaterError as error:
             if not passes(error):
                 raise
-            if error.message != self._trouble:
-                self._trouble = error.message
+            if error.message != self._last_error:
+                self._last_error = error.message
                 log.warning("nothing is written until the pipeline's lock is held again: %s", error)
             return False
         finally:
@@ -156,7 +156,7 @@ class RunLock:
         self._verified = asked
         if not self._held:
             log.warning("the pipeline's lock was lost and is held again; no other run has begun meanwhile")
-            self._held, self._trouble = True, ""
+            self._held, self._last_error = True, ""
         return True
 
     def _verify(self) -> None:

@@ -7,7 +7,7 @@ import weakref
 
 
 class Stop(threading.Event):
-    """Setting it sets all that were made from it; setting one of those concerns nobody else."""
+    """Setting it sets all that were made from it; setting one of those stops nothing else."""
 
     def __init__(self) -> None:
         super().__init__()

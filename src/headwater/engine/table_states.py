@@ -3,10 +3,9 @@
 States that live in memory only are kept here and nowhere else; all others are recorded by the store before anybody sees
 them. Every change is checked against the table of transitions.
 
-Who wins when a person changes states in the store meanwhile: the person, and only by Init, which asks for a new copy. The
-store keeps such an Init against what a worker records over it, `changed_outside` finds it, and the table is copied again once
-its worker has ended. Any other state that is written from outside is not ours: it is ignored and overwritten by the
-table's next transition.
+What the operator changes in the store while the pipeline runs: only Init counts, which asks for a new copy. The store keeps
+such an Init against what a worker records over it, `changed_outside` finds it, and the table is copied again once its worker
+has ended. Any other state that is written from outside is ignored and overwritten by the table's next transition.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ class TableStates:
         self._store = store
         self._progress = progress
         self._lock = threading.Lock()
-        # Around store and memory together, so that whoever compares the two sees no half of a change.
+        # Around store and memory together, so that a thread that compares the two never sees half of a change.
         self._recording = threading.RLock()
         self.deciding = threading.RLock()
-        """Held by the apply worker while it decides whose changes go into a batch, and by whoever takes a table from it.
+        """Held by the apply worker while it decides whose changes go into a batch, and by a thread that takes a table from it.
         Taken before any other lock of ours."""
         self._states: dict[TableId, TableState] = {}
         self._names: dict[TableId, TableName] = {}
@@ -120,7 +119,7 @@ class TableStates:
                 self.move(table_id, replace(INIT, take_over=wanted), actor)
 
     def changed_outside(self) -> list[TableId]:
-        """Tables that somebody has set to Init in the store, and that are not there here. Only reads."""
+        """Tables that are Init in the store, where the operator has set them, and not here. Only reads."""
         with self._recording:
             self._store.load_table_states()
             stored = self._store.get_table_states()
@@ -217,8 +216,8 @@ class TableStates:
     def move(self, table_id: TableId, state: TableState, actor: Actor, *, only_from: TableState | None = None) -> bool:
         """Change a table's state: checked, recorded if it is of the recorded kind, then visible to all.
 
-        With `only_from`, nothing happens unless the table is still in that state: for an answer to what somebody else
-        asked, who may have given up meanwhile. Says whether the state is now the new one.
+        With `only_from`, nothing happens unless the table is still in that state: for an answer to another
+        worker, which may have given up since it asked. Says whether the state is now the new one.
         """
         expected = {table_id: only_from} if only_from is not None else {}
         return bool(self.move_all({table_id: state}, actor, only_from=expected))
@@ -230,7 +229,7 @@ class TableStates:
         *,
         only_from: Mapping[TableId, TableState] = MappingProxyType({}),
     ) -> frozenset[TableId]:
-        """Change several tables' states at once: one record, and nobody sees some of them changed and others not.
+        """Change several tables' states at once: one record, and no reader sees some of them changed and others not.
 
         Tables that left, or are not where `only_from` has them, are passed over. Returns those that were changed.
         """
@@ -263,7 +262,7 @@ class TableStates:
         return frozenset(table_id for table_id, _, _ in changes)
 
     def fail(self, table_id: TableId, error: HeadwaterError, config: PipelineConfig, actor: Actor) -> None:
-        """Record a table's error with its policy: tried again later while the budget lasts, then left to a person."""
+        """Record a table's error with its policy: tried again later while the budget lasts, then left to the operator."""
         attempts = self._failures.get(table_id, 0) + 1
         next_retry = None
         if error.retry is Retry.TIMED:

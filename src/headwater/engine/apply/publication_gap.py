@@ -51,10 +51,10 @@ class PublicationGap:
                 self._record.states(dict.fromkeys(self._table_states.in_phase(Phase.READY, Phase.SYNC_DONE), INIT))
                 self._guard.require_lock()
                 position = advance_slot(admin, self._slot_name)
-        except HeadwaterError as trouble:
-            if meaning(trouble) in (Meaning.FATAL, Meaning.STOPPING):
+        except HeadwaterError as again:
+            if meaning(again) in (Meaning.FATAL, Meaning.STOPPING):
                 raise
-            log.info("not yet: %s", trouble.summary)
+            log.info("the slot cannot be followed again yet: %s", again.summary)
             return False
         self._record.progress(position)
         self._positions.connected(position)

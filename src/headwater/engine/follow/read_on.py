@@ -15,7 +15,7 @@ from headwater.lsn import EndLsn
 from headwater.schema.table import TableId
 
 _TIMES = 5
-"""Each time the source is read anew: a row that changes its key so often is rather copied."""
+"""Each time the source is read again. If a row changes its key that often, its table is copied again."""
 
 
 def reads_until(reads: Mapping[TableId, SourceRead]) -> EndLsn:
@@ -23,5 +23,5 @@ def reads_until(reads: Mapping[TableId, SourceRead]) -> EndLsn:
 
 
 def may_read_on(batch: EventBatch, times: int, config: BatchConfig) -> bool:
-    """A giant lies on disk: to be put together with what follows it would come into memory."""
+    """A large transaction lies on disk: put together with what follows it, it would come into memory."""
     return times < _TIMES and batch.size_bytes <= config.max_bytes

@@ -1,7 +1,7 @@
 """A replication stream with a thread of its own, which never stops answering the server (invariant 8).
 
-The thread reads into a bounded queue and sends status on time, also while the queue is full because nobody takes from it. It
-leaves a server that is being stopped, which would wait for positions that cannot be confirmed any more.
+The thread reads into a bounded queue and sends status on time, also while the queue is full because the follower does not read.
+It leaves a server that is being stopped, which would wait for positions that cannot be confirmed any more.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class StreamOptions:
     silence_seconds: float = 60.0
     """How long the server may say nothing."""
     messages: bool = False
-    """Whether logical messages are sent too: the heartbeat's own, and everybody else's."""
+    """Whether logical messages are sent too: the heartbeat's own, and those of others."""
 
     def for_server(self) -> dict[str, str]:
         return {
@@ -199,7 +199,7 @@ class SlotStream:
             )
 
     def _end(self, error: HeadwaterError) -> None:
-        # Now, and not when the error is taken: whoever takes it may be in the middle of a write.
+        # Now, and not when the error is raised: the follower may be in the middle of a write.
         self._connection.close()
         with self._condition:
             self._error = error

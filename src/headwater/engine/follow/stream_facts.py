@@ -37,7 +37,7 @@ class StreamFacts:
             self._position = batch.end_lsn
 
     def passed(self, position: EndLsn) -> None:
-        """All before it was decoded, whoever it concerns."""
+        """Everything before it was decoded, also changes of other owners."""
         with self._lock:
             self._position = position
 

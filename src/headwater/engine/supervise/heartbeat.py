@@ -30,7 +30,7 @@ class Heartbeat:
         self._settings = settings
         self._connection: Connection | None = None
         self._next = time.monotonic()
-        self._trouble = ""
+        self._last_error = ""
 
     def beat_if_due(self) -> None:
         if self._interval_seconds is None or time.monotonic() < self._next:
@@ -38,11 +38,11 @@ class Heartbeat:
         try:
             with translating("sending a heartbeat"):
                 self._open().execute(_BEAT, (PREFIX,))
-            self._trouble = ""
+            self._last_error = ""
         except HeadwaterError as error:
             self.close()
-            if error.message != self._trouble:
-                self._trouble = error.message
+            if error.message != self._last_error:
+                self._last_error = error.message
                 log.warning("the heartbeat could not be sent, trying again: %s", error)
         self._next = time.monotonic() + self._interval_seconds
 

@@ -1,7 +1,7 @@
-"""Looks every few seconds at what the stream does not tell: the catalog, and states set by a person (invariant 17).
+"""Looks every few seconds at what the stream does not show: the catalog, and states that the operator has set (invariant 17).
 
 Used by one thread, together with the pool. A look reads and writes nothing (invariant 9); only what it finds leads to writes. The
-source or the store being unreachable is logged: whoever needs them waits for them.
+source or the store being unreachable is logged; the workers wait for them.
 
 What no message of the stream can explain is acted on at once. The rest waits until the stream has passed the position of the
 look, and only what it did not explain by then is acted on.
@@ -73,7 +73,7 @@ class PublicationWatch:
         self._seen: Mapping[TableId, Fingerprint] = first.tables
         self._connection: Connection | None = None
         self._next = time.monotonic() + LOOK_SECONDS
-        self._trouble = ""
+        self._last_error = ""
 
     def look_if_due(self) -> None:
         began, pause = time.monotonic(), LOOK_SECONDS
@@ -86,11 +86,11 @@ class PublicationWatch:
             longer = max(1.0, (time.monotonic() - began) / _SHORT_SECONDS)
             pause = min(pause * longer, _LONGEST_PAUSE_SECONDS)
             self._look_at_states()
-            self._trouble = ""
+            self._last_error = ""
         except HeadwaterError as error:
             self.close()
-            if error.message != self._trouble:
-                self._trouble = error.message
+            if error.message != self._last_error:
+                self._last_error = error.message
                 log.warning("changes of the catalog and of states cannot be seen at the moment: %s", error)
         # From now, not from when it was due: a look that took long must not be followed by the next at once.
         self._next = time.monotonic() + pause

@@ -129,8 +129,8 @@ class Round:
         try:
             while not self._guard.stop.wait(VERIFY_SECONDS):
                 look()
-        except Exception as trouble:
-            self._failed(trouble)
+        except Exception as found:
+            self._failed(found)
         finally:
             self.stop()
             self._worker.wake()

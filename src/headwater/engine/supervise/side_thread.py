@@ -1,4 +1,4 @@
-"""Work beside the supervising thread, which waits for nobody: not for a server, not for a lock of another thread.
+"""Work beside the supervising thread, which waits for no server and for no lock of another thread.
 
 Whatever asks a server or the store has a thread of its own, with a name. Its waits end some seconds after a stop (see
 `wire.patience`), so such a thread is given a little more than that to end, and is left then: it holds nothing that the end of

@@ -78,7 +78,7 @@ class CopyPlanner:
         """Again under the lock: row filter and column list may be others than when the tables joined.
 
         On a session without locks: the server's function opens every table of the publication. With our lock in the same
-        session, whoever has taken another of them and wants ours would be in a deadlock with us, and might be its victim.
+        session, another session that has locked one of them and waits for ours would be in a deadlock with us.
         """
         publication, ids = self._source.publication, [table.id for table in tables.working]
         try:

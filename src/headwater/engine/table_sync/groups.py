@@ -16,7 +16,7 @@ SMALL_TABLE_BYTES = 8 << 20
 """About what one task reads in a quarter of a second: the price of a job of its own."""
 GROUP_BYTES = 32 << 20
 GROUP_TABLES = 64
-"""Few enough that a failure of what they share is not everybody's."""
+"""Few enough that a failure of what they share concerns few tables."""
 HELD_BYTES = 64 << 20
 """What a group may hold in memory. Rows in columns take about the room they take in the heap; but TOAST is compressed."""
 

@@ -70,7 +70,7 @@ class SyncTables:
         self._config = config
         self._table_states = table_states
         self._guard = guard
-        # A stop of its own for each: a table that leaves, or is to be copied anew, is no reason for the others to stop.
+        # A stop of its own for each: a table that leaves, or is to be copied again, is no reason for the others to stop.
         self._lock = threading.Lock()
         self._working = [SyncTable(table, guard.stop.part()) for table in tables]
         self._ending: list[SyncTable] = []
@@ -140,7 +140,7 @@ class SyncTables:
                 self.fail(table, error)
 
     def move(self, tables: Iterable[SyncTable], state: TableState) -> None:
-        """One record for all. Tried again while the store is away: that is no reason to throw finished copies away."""
+        """One record for all. Tried again while the store is unreachable: that is no reason to throw finished copies away."""
         states = {table.id: state for table in tables}
 
         def move() -> None:
@@ -207,7 +207,7 @@ class SyncTables:
                 f"recording the error of table {table.published.name}",
                 lambda: self._record(table, error),
                 pause=lambda seconds: _pause(table.stop, seconds),
-                again=lambda trouble: meaning(trouble) not in (Meaning.FATAL, Meaning.STOPPING),
+                again=lambda error: meaning(error) not in (Meaning.FATAL, Meaning.STOPPING),
             )
 
     def _record(self, table: SyncTable, error: HeadwaterError) -> None:

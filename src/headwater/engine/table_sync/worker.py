@@ -256,9 +256,9 @@ class TableSyncWorker:
         try:
             with connect(self._settings) as admin:
                 self._give_up_slot(admin)
-        except HeadwaterError as trouble:
+        except HeadwaterError as again:
             self.left_slot = True
-            if meaning(trouble) is Meaning.FATAL:
+            if meaning(again) is Meaning.FATAL:
                 raise
 
     def _give_up_slot(self, admin: Connection) -> None:
