@@ -90,3 +90,23 @@ def test_a_namespace_that_somebody_else_prepared_is_refused_and_nothing_in_it_ru
         assert said in raised.value.detail
     finally:
         database.execute(f"drop owned by {other} cascade; drop role {other}")
+
+
+def test_no_command_runs_what_somebody_put_into_the_namespace_since(database: Database) -> None:
+    store = PostgresStore(database.settings, 1)
+    store.start()
+    store.begin_run("a run")
+    database.execute(
+        "create function public.spy() returns trigger language plpgsql as 'begin raise $$it ran$$; end';"
+        " create trigger t before delete on headwater.runs for each row execute function public.spy()"
+    )
+    try:
+        for command in (store.exists, store.remove, store.start):
+            with pytest.raises(StoreError, match="not only ours") as raised:
+                command()
+            assert "trigger t on runs" in raised.value.detail
+        database.execute("drop trigger t on headwater.runs")
+        assert store.exists()
+        assert store.remove().was_last
+    finally:
+        store.close()

@@ -7,6 +7,7 @@ copies without a slot takes it here. Either session may die under us: then the c
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -90,7 +91,7 @@ def exported_snapshot(
     """
     with closing(connect(settings)) as catalog:
         most_relations = locks_for(catalog)
-        published = {str(table.name): table for table in published_tables(catalog, publication)}
+        published = _by_name(published_tables(catalog, publication))
         unknown = [name for name in tables or () if name not in published]
         if unknown:
             raise _not_published(unknown, published)
@@ -108,6 +109,12 @@ def exported_snapshot(
                 if attempt == _ATTEMPTS - 1:
                     raise
         yield snapshot
+
+
+def _by_name(tables: Sequence[PublishedTable]) -> dict[str, PublishedTable]:
+    """By namespace.name, or both quoted where dots make one name of two tables."""
+    count = Counter(str(table.name) for table in tables)
+    return {table.name.quoted if count[str(table.name)] > 1 else str(table.name): table for table in tables}
 
 
 def _prepare(

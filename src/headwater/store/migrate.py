@@ -84,7 +84,7 @@ def read_migrations(directory: Traversable) -> list[Migration]:
 
 def apply_migrations(connection: Connection, component: str, migrations: list[Migration]) -> int:
     """Bring the database up to date; how many were applied. The session must be in autocommit."""
-    _refuse_foreign(connection)
+    refuse_foreign(connection)
     applied = _applied(connection, component)
     _refuse_newer(component, applied, migrations)
     count = 0
@@ -106,6 +106,9 @@ def apply_migrations(connection: Connection, component: str, migrations: list[Mi
                 (component, migration.version, migration.name),
             )
             count += 1
+    if count:
+        # The namespace may have been made by another role between the look at it and our migrations.
+        refuse_foreign(connection)
     return count
 
 
@@ -125,7 +128,8 @@ def _applied(connection: Connection, component: str) -> set[int]:
     return {version for (version,) in rows}
 
 
-def _refuse_foreign(connection: Connection) -> None:
+def refuse_foreign(connection: Connection) -> None:
+    """For whoever is about to read or write in the namespace. StoreError unless it is made by us or a superuser alone."""
     found = [what for (what,) in connection.execute(_FOREIGN.encode())]
     if found:
         raise StoreError(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import psycopg
 
 from headwater.source.session import Connection
-from headwater.store.migrate import hold_migrations
+from headwater.store.migrate import hold_migrations, refuse_foreign
 
 _TABLES = (
     "table_states",
@@ -29,7 +29,8 @@ WHERE n.nspname = 'headwater' AND c.relname = 'table_states'
 
 
 def is_there(connection: Connection) -> bool:
-    """Whether a store was ever started here. Makes nothing."""
+    """Whether a store was ever started here. Makes nothing. StoreError if what is there could run another role's functions."""
+    refuse_foreign(connection)
     return connection.execute(_THERE).fetchone() is not None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-# They change how values look as text, or end a session that holds a lock or an exported snapshot.
+# They change how values look as text, what our statements mean, or end a session that holds a lock or an exported snapshot.
 PINNED = MappingProxyType(
     {
         "client_encoding": "UTF8",
@@ -20,6 +20,8 @@ PINNED = MappingProxyType(
         "search_path": "pg_catalog",
         # A policy that would hide rows is an error.
         "row_security": "off",
+        # Else a backslash in a name would end the literal that the name stands in, and what follows would be SQL of the owner's.
+        "standard_conforming_strings": "on",
         "default_transaction_isolation": "read committed",
     }
 )
