@@ -27,7 +27,7 @@ from headwater.engine.source import Source
 from headwater.engine.stop import Stop
 from headwater.engine.supervise.destination_look import look_at_destination
 from headwater.engine.supervise.resume import PipelineSlot, settle_states
-from headwater.engine.supervise.round import Facilities, Round
+from headwater.engine.supervise.round import Facilities, Round, decoders
 from headwater.engine.supervise.side_thread import SideThread, aside
 from headwater.engine.table_states import TableStates
 from headwater.errors import (
@@ -169,6 +169,7 @@ class Pipeline:
             table_states = TableStates(store, self.progress)
             lineage = SlotLineage(config.id, store, self._destination, table_states)
             source = Source.of(config, settings, server)
+            new_decoder = decoders(config.batch, self._memory)
             # The look first: what changes between the two is then found by the next one.
             looks = CatalogLooks(config.publication_name)
             look = looks.look(connection)
@@ -178,7 +179,16 @@ class Pipeline:
             settle_states(connection, config.id, store, table_states, tables, look)
         look_at_destination(config, self._destination, table_states, guard)
         facilities = Facilities(
-            config, source, store, self._destination, self._spark, table_states, lineage, self._memory, guard
+            config,
+            source,
+            store,
+            self._destination,
+            self._spark,
+            table_states,
+            lineage,
+            new_decoder,
+            self._memory,
+            guard,
         )
         return Round(facilities, start, tables, looks, look, self._part_failed)
 

@@ -12,7 +12,7 @@ from headwater.errors import Retry, SlotError
 from headwater.lsn import EndLsn
 from headwater.source.session import connect
 from headwater.source.slot_errors import ahead_of_server, standby_behind
-from headwater.source.timeline import server_history
+from headwater.source.timeline import ServerHistory, server_history
 from headwater.wire.connection import WireConnection
 
 
@@ -43,15 +43,17 @@ class ApplySlot:
         """A stream from `start`; on another timeline, from where that is now."""
         connection = WireConnection.connect(self._settings, replication=True)
         try:
-            start = self._check_lineage(connection, start)
-            return self._begin(connection, start, binary)
+            history = server_history(connection)
+            stream = self._begin(connection, self._checked(history, start), binary)
         except BaseException:
             connection.close()
             raise
+        # Only now: until a stream has begun at the position on record, the next attempt has to find that position again.
+        self._known = history.lineage
+        return stream
 
-    def _check_lineage(self, connection: WireConnection, start: EndLsn) -> EndLsn:
-        """A server that is another one, or behind us, would skip what it commits up to our position."""
-        history = server_history(connection)
+    def _checked(self, history: ServerHistory, start: EndLsn) -> EndLsn:
+        """Where to begin. A server that is another one, or behind us, would skip what it commits up to our position."""
         if history.lineage == self._known:
             if history.flushed >= start:
                 return start
@@ -65,7 +67,6 @@ class ApplySlot:
                 # What was confirmed beyond what is on record held no change of ours, and may not be there on a new timeline.
                 start = self._lineage.position(admin)
             self._lineage.record(history)
-        self._known = history.lineage
         return start
 
     def _begin(self, connection: WireConnection, start: EndLsn, binary: bool) -> SlotStream:

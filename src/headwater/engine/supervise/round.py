@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from headwater.config.pipeline import PipelineConfig
+from headwater.config.pipeline import BatchConfig, PipelineConfig
 from headwater.contracts.destination import Destination
 from headwater.contracts.stores import PipelineStore
 from headwater.engine.apply.lineage import SlotLineage
@@ -59,6 +59,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+NewDecoder = Callable[[], PgOutputDecoder]
+"""Makes a decoder for one connection."""
+
 _LOOK_SECONDS = 0.25
 _PATIENCE_SECONDS = 20.0
 """How long table sync workers may take to stop. One that waits for a lock of another session has nothing to finish."""
@@ -76,8 +79,15 @@ class Facilities:
     spark: SparkSession | None
     table_states: TableStates
     lineage: SlotLineage
+    new_decoder: NewDecoder
     memory: MemoryMonitor
     guard: RunGuard
+
+
+def decoders(config: BatchConfig, memory: MemoryMonitor) -> NewDecoder:
+    """All streams together stay within the budget; what goes beyond it goes to disk. Raises if it cannot go there."""
+    directory, budget = spool(config), stream_budget(config, memory)
+    return lambda: PgOutputDecoder(directory, budget)
 
 
 class Round:
@@ -93,16 +103,10 @@ class Round:
         """`start` is where the slot is followed from; `looks` have had the first `look`. `failed` is given what a part raises."""
         made, facts = facilities, StreamFacts()
         calls = DestinationCalls(made.destination, _seconds(made.config.destination_deadline_ms))
-        directory, budget = spool(made.config.batch), stream_budget(made.config.batch, made.memory)
-
-        def new_decoder() -> PgOutputDecoder:
-            """For one connection. All streams together stay within the budget; what goes beyond it goes to disk."""
-            return PgOutputDecoder(directory, budget)
-
         self._guard = made.guard
         self._failed = failed
-        self._worker = _apply_worker(made, start, calls, facts, new_decoder)
-        make_worker = _worker_maker(made, calls, new_decoder)
+        self._worker = _apply_worker(made, start, calls, facts)
+        make_worker = _worker_maker(made, calls)
         self._pool = TableSyncPool(
             made.config, made.source, made.store, made.table_states, made.guard, tables, make_worker, failed
         )
@@ -190,13 +194,7 @@ def _seconds(milliseconds: int | None) -> float | None:
     return None if milliseconds is None else milliseconds / 1000
 
 
-def _apply_worker(
-    made: Facilities,
-    start: EndLsn,
-    calls: DestinationCalls,
-    facts: StreamFacts,
-    new_decoder: Callable[[], PgOutputDecoder],
-) -> ApplyWorker:
+def _apply_worker(made: Facilities, start: EndLsn, calls: DestinationCalls, facts: StreamFacts) -> ApplyWorker:
     config, states, guard, wake_up = made.config, made.table_states, made.guard, WakeUp()
     hand_off = ApplyHandOff(Positions.at(start))
     slot = ApplySlot(made.source, made.lineage, states, guard.lock, wake_up)
@@ -204,7 +202,7 @@ def _apply_worker(
     owner = ApplyOwnership(hand_off, states, CopiedSchemas(made.store, states))
     return ApplyWorker(
         config.batch,
-        Follower(slot, owner, new_decoder, hand_off.positions),
+        Follower(slot, owner, made.new_decoder, hand_off.positions),
         hand_off,
         slot,
         BatchWriter(config, calls, states, guard, wake_up),
@@ -219,7 +217,7 @@ def _apply_worker(
 
 
 def _worker_maker(
-    made: Facilities, calls: DestinationCalls, new_decoder: Callable[[], PgOutputDecoder]
+    made: Facilities, calls: DestinationCalls
 ) -> Callable[[Sequence[PublishedTable], str], TableSyncWorker]:
     config = made.config
     cores = CopyCores(task_slots(made.spark), config.max_copy_connections_per_table, config.max_table_sync_workers)
@@ -232,7 +230,7 @@ def _worker_maker(
             made.store,
             calls,
             made.spark,
-            new_decoder,
+            made.new_decoder,
             made.table_states,
             SyncTables(config, tables, made.table_states, guard),
             cores,
