@@ -213,7 +213,7 @@ def test_what_will_not_be_in_the_lake_and_leaves_without_a_common_identity_are_t
     assert "public.made.twice" in roots
     assert ("publish_generated_columns" in roots) == (pg_version >= 18)
     assert "the partitions of public.m have no replica identity in common" in roots
-    assert "can only be inserted into" not in roots
+    assert "without a usable replica identity" not in roots
     assert "1 partitioned table will be one lake table for each partition" in leaves
 
 

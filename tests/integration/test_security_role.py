@@ -84,7 +84,7 @@ def test_a_namespace_that_somebody_else_prepared_is_refused_and_nothing_in_it_ru
     try:
         database.execute(statement.replace("{other}", other))
         store = PostgresStore(database.settings, 1)
-        with pytest.raises(StoreError, match="not only ours") as raised:
+        with pytest.raises(StoreError, match="contains objects of other roles") as raised:
             store.start()
         store.close()
         assert said in raised.value.detail

@@ -194,7 +194,7 @@ def test_a_slot_that_is_not_ours_is_refused(database: Any, session: Connection, 
     server, flush = server_facts(session), flush_lsn(session)
     history = ServerHistory(server.system_identifier, 1, flush)
     create(database, f"{slot}_other", "test_decoding")
-    with pytest.raises(SlotNotOurs, match="not one of ours"):
+    with pytest.raises(SlotNotOurs, match="was not created by Headwater"):
         check_apply_slot(inspect_slot(session, f"{slot}_other"), None, server, flush, history)
     with pytest.raises(SlotNotOurs, match="another database"):
         check_apply_slot(inspect_slot(session, slot), None, replace(server, database="elsewhere"), flush, history)

@@ -247,7 +247,7 @@ def test_a_standby_cannot_hold_the_store_nor_a_failover_slot() -> None:
         with pytest.raises(PreflightError) as caught, running(both.standby, store=in_standby):
             pass
         assert "store_pg_connection" in caught.value.hint
-        assert "primary may remove what the slot on this standby needs" in caught.value.detail
+        assert "primary may remove catalog rows that the slot on this standby needs" in caught.value.detail
         with (
             pytest.raises(PreflightError, match="not ready") as caught,
             both.running(MemoryTables(), failover_slot=True, heartbeat_interval_ms=1000),

@@ -1,7 +1,7 @@
 """A look at the catalog: the fingerprints of every published table, at one moment, and the positions around it.
 
-A look opens no table, so no lock of another session holds it up, and reads in full only the tables whose digest is another
-one than at the look before.
+A look opens no table, so no lock of another session can block it, and reads in full only the tables whose digest differs from
+the one of the look before.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ FROM used JOIN pg_type t ON t.oid = used.oid
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What the catalog said of every published table, at one moment between two positions."""
+    """What the catalog shows of every published table, at one moment between two positions."""
 
     tables: Mapping[TableId, Fingerprint]
     since: EndLsn

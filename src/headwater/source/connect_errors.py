@@ -1,6 +1,6 @@
 """Why psycopg could not connect, as the same errors that our own connection raises.
 
-libpq gives no SQLSTATE for a refused connection, only its text, so that is looked at; the fallback is a ConnectError.
+libpq gives no SQLSTATE for a refused connection, only its text, so the text decides; what matches nothing is a ConnectError.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def connect_error(error: psycopg.Error, settings: ConnectSettings) -> HeadwaterE
     return ConnectError(
         f"cannot connect to {where}",
         detail=detail,
-        hint="Check host and port, and that the server runs and can be reached from here.",
+        hint="Check host and port, and that the server runs and is reachable from this machine.",
     )
 
 

@@ -1,8 +1,8 @@
 """How a table is read in pieces: ctid ranges, planned while a lock keeps every rewriting statement out (invariant 1).
 
 A plan is data: complete COPY statements and estimates. It knows neither Spark nor how the bytes are read. The first
-range of a relation is open below and the last open above, so what the relation grows by after planning is nobody's
-blind spot; the exported snapshot decides which of it is seen.
+range of a relation is open below and the last open above, so blocks that the relation grows by after planning are read too;
+the exported snapshot decides which of their rows are seen.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def plan_copy(
     """Plan on the session that holds the lock, after the slot was made: a leaf attached since then belongs to the copy.
 
     `parallelism` is how many ranges are read at once. Leaves that are not locked are not opened to be measured: that could wait
-    for whoever has one of them, who may wait for us.
+    for a session that has one of them locked and that itself waits for a lock of ours.
     """
     _check_columns(table, schema)
     heaps = _heaps(connection, table, leaves_are_locked)
@@ -205,8 +205,8 @@ def _check_columns(table: CopiedTable, schema: ReplicatedTableSchema) -> None:
     if not schema.columns:
         raise SchemaError(
             f"table {table.name} has no column to copy",
-            detail="The publication sends none of the columns that we know of.",
-            hint="Give the table a column, or take it out of the publication.",
+            detail="The publication sends none of the table's columns.",
+            hint="Add a column to the table, or drop the table from the publication.",
         )
     if table.columns is None:
         return
@@ -214,7 +214,7 @@ def _check_columns(table: CopiedTable, schema: ReplicatedTableSchema) -> None:
     if unpublished:
         raise SchemaError(
             f"table {table.name} has columns in its schema that the publication does not send",
-            detail=f"They would be copied and then never change: {', '.join(unpublished)}.",
+            detail=f"They would be copied and never be updated afterwards: {', '.join(unpublished)}.",
             hint="The publication's column list changed while the copy was prepared; the copy is tried again.",
             retry=Retry.TIMED,
         )
@@ -230,8 +230,8 @@ _MEASURED = """
        CASE WHEN c.relkind IN ('r', 'm') THEN pg_relation_size(c.oid, 'main') ELSE 0 END,
        CASE WHEN c.reltoastrelid <> 0 THEN pg_relation_size(c.reltoastrelid, 'main') ELSE 0 END
 """
-# As the last VACUUM or ANALYZE saw it, and never empty: nobody has looked. It decides where ranges are cut, not what is read: the
-# first has no beginning and the last no end.
+# As the last VACUUM or ANALYZE saw it, and never taken for empty: it was not measured. It decides where ranges are cut, not what
+# is read: the first has no beginning and the last no end.
 _ESTIMATED = """
        greatest(c.relpages, 1)::bigint * current_setting('block_size')::int,
        (SELECT greatest(t.relpages, 0) FROM pg_class t WHERE t.oid = c.reltoastrelid)::bigint * current_setting('block_size')::int
@@ -248,7 +248,7 @@ def _heaps(connection: Connection, table: CopiedTable, leaves_are_locked: bool) 
         raise SchemaError(
             f"table {table.name} does not exist",
             detail=f"No relation has the oid {table.id} any more.",
-            hint="It was dropped; it leaves the pipeline with the next look at the publication.",
+            hint="It was dropped; the pipeline removes it when it reads the publication the next time.",
             retry=Retry.TIMED,
         )
     if rows[0][2] == "p":
@@ -266,7 +266,7 @@ def _heaps(connection: Connection, table: CopiedTable, leaves_are_locked: bool) 
             raise SchemaError(
                 f"{heap.name} cannot be copied",
                 detail=f"It is {_KINDS.get(kind, f'of kind {kind!r}')}: it has no blocks to read or sends no changes.",
-                hint=f"Publish ordinary or partitioned tables only; {table.name} was asked for.",
+                hint=f"Publish ordinary or partitioned tables only; the copy of {table.name} was asked for.",
             )
         heaps.append(heap)
     return heaps

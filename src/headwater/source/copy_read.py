@@ -22,11 +22,11 @@ from headwater.wire.settings import ConnectSettings
 # About 80,000 rows of 8 columns a batch. From 4 to 32 MB it made no difference beyond noise; 1 MB was slower.
 CHUNK_BYTES = 8 << 20
 _SESSION = {
-    # A statement that wants the table for itself waits for the copy's lock, and every new session queues behind it: each
+    # A statement that needs an ACCESS EXCLUSIVE lock waits for the copy's lock, and every new session queues behind it: each
     # range not begun would wait for that statement, and it for us, for ever. Postgres sees no deadlock in that.
     "lock_timeout": "10s",
 }
-# The relation, its schema or a column of it is not there any more, or is a kind of relation that sessions of ours do not read.
+# The relation, its schema or a column of it does not exist any more, or is a kind of relation that our sessions do not read.
 _GONE = frozenset({"42P01", "3F000", "42703", "55000", "42809"})
 
 
@@ -102,7 +102,7 @@ class CopySession:
 def _enter_snapshot(connection: WireConnection, origin: CopyOrigin) -> None:
     (found,) = connection.query(SERVER_STARTED_AT)
     if found["server_started_at"] != origin.server_started_at:
-        # Snapshot names are short and repeat: on another server the same name may be another moment.
+        # Snapshot names are short and repeat: on another server the same name may be another snapshot.
         raise _gone(origin, "The server that answers is not the one that exported it, or has restarted since.")
     name = origin.snapshot_name.replace("'", "''")
     try:
@@ -118,18 +118,18 @@ def _enter_snapshot(connection: WireConnection, origin: CopyOrigin) -> None:
 
 
 def _gone(origin: CopyOrigin, detail: str) -> ConnectionLost:
-    """The connection that held it was lost, which is no table's error."""
+    """The connection that held it was lost; no table is marked failed for that."""
     return ConnectionLost(
-        f'exported snapshot "{origin.snapshot_name}" of the server at {origin.settings.address} is gone',
+        f'exported snapshot "{origin.snapshot_name}" of the server at {origin.settings.address} does not exist any more',
         detail=detail,
-        hint="The copy starts again. If this repeats, see the server's log for who ended the session that held it.",
+        hint="The copy starts again. If this repeats, look in the server's log for what ended the session that held it.",
     )
 
 
 def _wanted(copy_range: CopyRange, error: ServerError) -> SourceError:
     return SourceError(
-        f"another session wants {copy_range.relation} for itself while it is copied",
+        f"copy interrupted: another session is waiting for an ACCESS EXCLUSIVE lock on {copy_range.relation}",
         detail=f"{error.message}; a statement such as ALTER TABLE, TRUNCATE or VACUUM FULL waits for the copy's lock.",
-        hint="The copy gives way and starts again. Run such statements before or after it, or with a short lock_timeout.",
+        hint="The copy releases its lock and starts again. Run such statements before or after it, or with a short lock_timeout.",
         retry=Retry.TIMED,
     )

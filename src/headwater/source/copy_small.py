@@ -1,7 +1,7 @@
 """Reading several small tables over one session, each whole and within a budget of memory.
 
-What goes wrong with one table is that table's outcome and no other's (invariant 15): the next one gets a new session. A
-table that is larger than was believed is not read to its end; whoever asked reads it in another way.
+An error of one table is the outcome of that table alone (invariant 15): the next one gets a new session. A table that is larger
+than was estimated is not read to its end; the caller reads it in another way.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from headwater.source.copy_read import CopySession, open_at_snapshot
 
 @dataclass(frozen=True, slots=True)
 class SmallRead:
-    """What became of a table: its rows as an Arrow IPC stream, or an error, or neither if it did not fit."""
+    """The outcome for a table: its rows as an Arrow IPC stream, or an error, or neither if it did not fit."""
 
     id: TableId
     rows: Any = None
-    """A buffer of Arrow's, which has no types of its own to name."""
+    """An Arrow buffer; pyarrow ships no type for it."""
     error: HeadwaterError | None = None
 
 

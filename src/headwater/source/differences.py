@@ -1,10 +1,11 @@
-"""What a difference between two fingerprints of a table means. Pure: two fingerprints and what the stream told, reasons out.
+"""What a difference between two fingerprints of a table means. Pure: two fingerprints and what the stream showed go in, reasons
+come out.
 
-A difference is provably harmless, and then it says here why, or it is a reason to copy the table again: what is in doubt is
-never taken for harmless. Harmless, because the fingerprint does not hold it: COMMENT, ANALYZE, VACUUM, CREATE INDEX, statistics,
-storage of columns, triggers, row security, defaults, NOT NULL, rights and owners of tables and columns.
+A difference is either proven to be harmless, and a comment here says why, or it is a reason to copy the table again: what is in
+doubt is never taken for harmless. Harmless, because the fingerprint does not hold it: COMMENT, ANALYZE, VACUUM, CREATE INDEX,
+statistics, storage of columns, triggers, row security, defaults, NOT NULL, rights and owners of tables and columns.
 
-What the stream tells by itself is not looked for here: a column, a name or an identity that was another one for a while, and
+What the stream itself shows is not compared here: a column, a name or an identity that was another one for a while, and
 is the same again, comes as a RELATION before the first row that was written meanwhile.
 """
 
@@ -23,12 +24,12 @@ class Difference:
     reason: str
     """For the log: what changed, in words that follow the table's name."""
     storage: StorageFacts | None = None
-    """Set where a TRUNCATE that the stream tells would explain it: what the catalog shows now."""
+    """Set where a TRUNCATE in the stream would explain the difference: what the catalog shows now."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToldTruncates:
-    """The TRUNCATEs of a table that the stream told since its fingerprint was taken, by the xids of their transactions."""
+    """The TRUNCATEs of a table that the stream brought since its fingerprint was taken, by the xids of their transactions."""
 
     xids: Collection[int] = ()
 
@@ -46,9 +47,9 @@ def differences(before: Fingerprint, now: Fingerprint) -> list[Difference]:
 
 
 def unexplained(found: list[Difference], told: ToldTruncates) -> list[Difference]:
-    """Less what the TRUNCATEs explain that the stream told until then.
+    """The differences that no TRUNCATE explains which the stream brought until then.
 
-    By the xid of its transaction. Under a savepoint the catalog has another one, which no message tells: in doubt.
+    By the xid of its transaction. Under a savepoint the catalog has another xid, which no message carries: in doubt.
     """
     return [
         difference
@@ -58,17 +59,18 @@ def unexplained(found: list[Difference], told: ToldTruncates) -> list[Difference
 
 
 def gone_leaves(before: Fingerprint, now: Fingerprint, since: EndLsn) -> list[Difference]:
-    """Partitions that had changes and do not show at a look that began behind these: they came and went, and their rows too."""
+    """Partitions that had changes and do not show at a look that began behind these: they were attached and detached, or
+    created and dropped, and their rows with them."""
     there = {part.oid for part in now.parts}
     return [
-        Difference(f'partition "{leaf.name}" had changes and is gone')
+        Difference(f'partition "{leaf.name}" had changes and does not exist any more')
         for leaf in before.unseen
         if leaf.oid not in there and leaf.commit_lsn < since.value
     ]
 
 
 def taken_over(before: Fingerprint, now: Fingerprint) -> Fingerprint:
-    """What a look found, as the table's new fingerprint: what only the old one knows stays with it."""
+    """What a look found, as the table's new fingerprint: what only the old one has is taken from there."""
     there = {part.oid for part in now.parts}
     unseen = tuple(leaf for leaf in before.unseen if leaf.oid not in there)
     return replace(now, unseen=unseen, copied_at=before.copied_at)
@@ -101,10 +103,10 @@ def _publication(before: Fingerprint, now: Fingerprint) -> Iterator[str]:
     elif old.version != new.version and not _is_new_owner_alone(old, new):
         yield "the publication was altered (RENAME or SET): changes in between may not have been published"
     if set(before.ties).isdisjoint(now.ties):
-        yield "it left the publication and came back"
+        yield "it was dropped from the publication and added again"
     elif before.ties != now.ties and (_is_limited(before) or _is_limited(now)):
-        # One of two reasons to be a member is another one: which row filter and column list held meanwhile is not known.
-        yield "what makes it a member of the publication changed"
+        # It is still published, by another entry: which row filter and column list held meanwhile is not known.
+        yield "the publication names it in another way (FOR TABLE, TABLES IN SCHEMA, or a parent table)"
     if before.row_filter != now.row_filter:
         yield "its row filter was changed"
     if before.column_list != now.column_list:
@@ -112,7 +114,7 @@ def _publication(before: Fingerprint, now: Fingerprint) -> Iterator[str]:
 
 
 def _is_new_owner_alone(old: PublicationFacts, new: PublicationFacts) -> bool:
-    """Another owner changes nothing of what is published. But RENAME or SET, there and back, could hide behind it: only a row
+    """Another owner changes nothing of what is published. But a RENAME or SET that was undone could hide behind it: only a row
     that was written once lies right behind what was the last one."""
     if old.owner == new.owner or not old.last_place:
         return False
@@ -167,7 +169,7 @@ def _identity(before: Fingerprint, now: Fingerprint) -> Iterator[str]:
     if (old.kind, old.primary_key, old.index) != (new.kind, new.primary_key, new.index):
         yield "its replica identity or primary key was changed"
     elif old.kind == "f" and old.primary_key_oid != new.primary_key_oid:
-        # With FULL, RELATION flags every column: it does not tell that the primary key, which is the mirror's key, was away.
+        # With FULL, RELATION flags every column: it does not show that the primary key, the mirror's key, was dropped meanwhile.
         yield "its primary key was dropped and created again"
 
 
@@ -178,7 +180,7 @@ def _own_storage(before: Fingerprint, now: Fingerprint) -> Iterator[Difference]:
     if _is_rewritten(old, new):
         yield Difference("its rows were rewritten (ALTER TABLE, or SET UNLOGGED and SET LOGGED)")
     elif old.relfilenode != new.relfilenode and not new.toast:
-        # With a TOAST relation this is VACUUM FULL, CLUSTER or a TRUNCATE, which the stream tells.
+        # With a TOAST relation this is VACUUM FULL, CLUSTER or a TRUNCATE, which the stream brings.
         yield Difference(
             "its storage was replaced (VACUUM FULL or a rewriting ALTER TABLE; they look alike)", _by_truncate(old, new)
         )

@@ -1,7 +1,7 @@
-"""The two sessions a copy stands on: one that holds the lock, one that holds the exported snapshot (invariant 1).
+"""The two sessions that a copy needs: one holds the lock, one holds the exported snapshot (invariant 1).
 
-The lock comes first and stays until the copy is durable. The engine takes its snapshot from the slot it makes; whoever
-copies without a slot takes it here. Either session may die under us: then the copy starts again, it never goes on.
+The lock comes first and stays until the copy is durable. The engine takes its snapshot from the slot it makes; a copy without a
+slot takes it here. If either session ends before that, the copy starts again; it never continues.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TRY_AGAIN_SECONDS = 0.2
 
 @contextmanager
 def export_snapshot(settings: ConnectSettings) -> Iterator[str]:
-    """The name of a snapshot of this moment, made without a slot, and good until the context ends."""
+    """The name of a snapshot of this moment, exported without a slot, and valid until the context ends."""
     with closing(connect(settings)) as connection:
         with translating("exporting a snapshot"):
             connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
@@ -65,7 +65,7 @@ class ExportedSnapshot:
         return CopyOrigin(self.settings, self.snapshot_name, found.plan.server_started_at, found.schema.columns)
 
     def check(self) -> None:
-        """Raises ConnectionLost if what was read until now may have holes. Ask once more when all is written."""
+        """Raises ConnectionLost if rows may be missing from what was read until now. Call it once more when all is written."""
         self.lock.check()
 
     def _table(self, table: str) -> SnapshotTable:
@@ -86,7 +86,7 @@ def exported_snapshot(
 ) -> Iterator[ExportedSnapshot]:
     """Read tables of a publication (all, or those named "namespace.table") at one moment, without a pipeline.
 
-    Row filters and column lists of the publication hold. Keep the context open until what was read is written, and call
+    Row filters and column lists of the publication apply. Keep the context open until what was read is written, and call
     `check()` then.
     """
     with closing(connect(settings)) as catalog:
@@ -143,7 +143,8 @@ def _prepare(
 
 @contextmanager
 def _locked(settings: ConnectSettings, ids: Sequence[TableId], most_relations: int) -> Iterator[TableLock]:
-    """Several tables at once or none, again and again for a while: whoever has one and wants another must not wait for us."""
+    """Locks all tables or none, and retries for a while: a session that has locked one and waits for another must not wait
+    for us."""
     with ExitStack() as held:
         deadline = time.monotonic() + _TAKEN_SECONDS
         while True:

@@ -1,4 +1,4 @@
-"""What a look at the source before the start may find: an error stops the start, a warning is shown and lived with."""
+"""What the check of the source before a start may find: an error stops the start, a warning is only shown."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """What the catalog says of everything that decides what a table's rows are and what its stream means (invariant 17).
 
-The stream tells of rows and, before the first of them, of columns. It is silent about what was rewritten, attached, detached,
-renamed, relabelled, or left the publication and came back: all of that leaves traces in the catalog alone. A fingerprint is
-these traces. What a difference between two of them means is decided in `differences`.
+The stream shows rows and, before the first of them, columns. It does not show that a table was rewritten, attached, detached,
+renamed, or dropped from the publication and added again, or that an enum label was renamed: that shows in the catalog alone. A
+fingerprint holds what the catalog shows of it. What a difference between two of them means is decided in `differences`.
 
 How it is read: `catalog_look`.
 """
@@ -98,7 +98,7 @@ class PartFacts:
 
 @dataclass(frozen=True, slots=True)
 class UnseenLeaf:
-    """A partition that the stream told changes of, and that no look has shown yet."""
+    """A partition whose changes the stream has brought, and that no look has shown yet."""
 
     oid: int
     name: str
@@ -124,7 +124,8 @@ class Fingerprint:
     types: Mapping[str, Any] = field(default_factory=dict)
     """Types of the source's own making, by oid: enum labels, attributes of composites, bases of domains."""
     unseen: tuple[UnseenLeaf, ...] = ()
-    """If one of them does not show at a look behind its changes, it came and went, and its rows went without a change."""
+    """If one of them does not show at a look behind its changes, it was detached or dropped, and no change says that its rows
+    are gone."""
     copied_at: int = field(default=0, compare=False)
     """The position at which the copy's look at the catalog began: what went before it is in no copy."""
 
@@ -137,12 +138,12 @@ class Fingerprint:
         return tuple(part for part in self.parts if part.is_leaf)
 
     def needs_fresh_stream(self, server_version: int) -> bool:
-        """Whether a stream that began before the copy may go on with what the publication was then.
+        """Whether a stream that began before the copy may continue with what the publication was then.
 
-        A session of the server that sends changes remembers for each leaf what it is published as. SET SCHEMA of a table above
-        the leaf changes that, where namespaces are published, and the session is not told: it leaves the leaf's changes out,
-        or sends them as the leaf's own, for as long as it lives. (Postgres 15 to 18.) On 14 it is not told of ATTACH and DETACH
-        PARTITION either, which make a leaf of any table, and a table of any leaf.
+        A walsender caches for each leaf what it is published as. SET SCHEMA of a table above the leaf changes that, where
+        namespaces are published, and does not invalidate the cache: the walsender leaves the leaf's changes out, or sends them
+        as the leaf's own, until it ends. (Postgres 15 to 18.) On 14 the same holds for ATTACH and DETACH PARTITION, which turn
+        a table into a leaf and a leaf into a table.
         """
         by_namespace = [tie for tie in self.ties if tie.startswith("schema:")]
         return server_version < 150000 or any(self.kind == "p" or tie.count(":") > 1 for tie in by_namespace)

@@ -1,4 +1,5 @@
-"""What the leaves of a published root have in common, as an error where that names no row, and whether it does in the data."""
+"""The replica identity that the leaves of a published root have in common: an error where it identifies no row, and a count
+whether it does in the data."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ _LOCK_SECONDS = 10
 
 
 def identity_of_leaves(table: Fingerprint) -> LeafIdentity:
-    """Raises SchemaError with what to alter."""
+    """Raises SchemaError, which says what to alter."""
     if (unlogged := unlogged_leaf(table)) is not None:
         raise unlogged
     try:
@@ -48,7 +49,7 @@ def unlogged_leaf(table: Fingerprint) -> SchemaError | None:
 def no_common_identity(table: Fingerprint, error: NoCommonIdentity) -> SchemaError:
     name, leaf = quote_identifier(table.namespace) + "." + quote_identifier(table.name), quote_identifier(error.leaf)
     return SchemaError(
-        f"the partitions of {table.table_name} have no replica identity in common that names a row",
+        f"the partitions of {table.table_name} have no replica identity in common that identifies a row",
         detail=f"partition {leaf}: {error.why}; under publish_via_partition_root an UPDATE or DELETE carries the partition's "
         "identity, not the root's",
         hint=f"Give {name} a primary key, or all its partitions the same one, with the partition key in it "
@@ -61,11 +62,11 @@ def no_common_identity(table: Fingerprint, error: NoCommonIdentity) -> SchemaErr
 def check_unique(
     settings: ConnectSettings, exported_snapshot: str, table: PublishedTable, key: tuple[str, ...], most_locks: int
 ) -> None:
-    """The partitions' key does not tell the partition: rows of two of them may have the same one. Counted in the source.
+    """The partitions' key does not contain the partition key: rows of two of them may have the same one. Counted in the source.
 
     By a statement over all of them, which locks them and their indexes: more than `most_locks` is an error of the table. If
-    another session has one of them, a ServerError with SQLSTATE 55P03 comes soon: that session may wait for the lock of our copy,
-    and Postgres sees no deadlock.
+    another session has one of them locked, a ServerError with SQLSTATE 55P03 comes soon: that session may itself wait for the
+    lock of our copy, and Postgres does not see this as a deadlock.
     """
     listed = sql.SQL(", ").join(sql.Identifier(name) for name in key)
     condition = sql.SQL("WHERE " + table.row_filter if table.row_filter else "")
@@ -89,8 +90,8 @@ def check_unique(
     require_same(table.name, None, found)
     if row is not None and row[0]:
         raise SchemaError(
-            f"the key of {table.name} names more than one row",
-            detail=f"({', '.join(key)}) is unique in each partition and not over all of them: {row[0]} keys occur more than once",
+            f"the key of {table.name} identifies more than one row",
+            detail=f"({', '.join(key)}) is unique in each partition but not over all of them: {row[0]} keys occur more than once",
             hint=f"Put the partition key into the partitions' primary keys; then run `headwater rollback` for {table.name}.",
             retry=Retry.MANUAL,
         )
@@ -101,8 +102,8 @@ def _check_locks(connection: Connection, table: PublishedTable, most: int) -> No
     if needed > most:
         raise SchemaError(
             f"the key of {table.name} cannot be checked: it has too many partitions",
-            detail=f"the partitions' key does not contain the partition key, so it may name more than one row; counting takes "
-            f"{needed:,} locks, and one copy takes {most:,} at most, so that other sessions find room in the server's lock table",
+            detail=f"the partitions' key does not contain the partition key, so it may identify more than one row; counting "
+            f"takes {needed:,} locks; one copy takes {most:,} at most, to leave room for others in the server's lock table",
             hint="Put the partition key into the partitions' primary keys, or raise max_locks_per_transaction and restart the "
             f"server; then run `headwater rollback` for {table.name}.",
             retry=Retry.MANUAL,

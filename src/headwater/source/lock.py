@@ -1,11 +1,11 @@
 """One run of a pipeline at a time: a session advisory lock on the pipeline's id, held for the whole run (invariant 6).
 
-The lock lives in a session of its own in the source database. Both ends notice quickly when the other is gone: the
-server by keepalives that the session asks it for, we by `check()`, which the engine calls now and then and which waits for
+The lock is held by a session of its own in the source database. Both ends notice soon when the other is gone: the
+server by TCP keepalives that the session asks it for, we by `check()`, which the engine calls now and then and which waits for
 seconds only. Losing the lock stops the pipeline.
 
-A session that fell silent may live on at the server, with the lock: behind a proxy that forwards nothing, neither end sees
-the other go. Whoever takes the lock again ends that session first; it is our own, and known by its start.
+A session that answers no more may still exist on the server and hold the lock: behind a proxy that forwards nothing, neither end
+sees the other end. Before the lock is taken again, that session is ended; it is our own, identified by its pid and start.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from headwater.source.patient import PatientConnection, WaitEnded
 from headwater.source.session import Connection, connect, translated, translating
 from headwater.wire.settings import ConnectSettings, TcpKeepaliveConfig
 
-# "hdwt" as a number: the first half of the key, so that other users of advisory locks are not in the way.
+# "hdwt" as a number: the first half of the key, so that advisory locks of other programs do not collide with ours.
 LOCK_CLASS = 0x68647774
 _NOTICE_SECONDS = 15.0
 _ANSWER_SECONDS = 10.0
@@ -50,7 +50,7 @@ def lock_key(pipeline_id: int) -> int:
 
 
 def is_locked(connection: Connection, pipeline_id: int) -> bool:
-    """Whether somebody runs the pipeline, or holds its lock for another reason, at this moment."""
+    """Whether any session holds the pipeline's lock at this moment: a run of it, or a command such as remove."""
     with translating(f"looking for the lock of pipeline {pipeline_id}"):
         row = connection.execute(_HOLDER, (LOCK_CLASS, lock_key(pipeline_id) & 0xFFFFFFFF)).fetchone()
     return row is not None
@@ -130,14 +130,14 @@ class PipelineLock:
                 pid, application, user, address, since = row
                 seen = {"application": application, "user": user, "address": address, "since": since}
                 known = ", ".join(f"{name} {value}" for name, value in seen.items() if value)
-                return self._locked(f"process {pid} of the server holds its lock ({known})")
-        return self._locked("another session holds its lock")
+                return self._locked(f"process {pid} of the server holds its advisory lock ({known})")
+        return self._locked("another session holds its advisory lock")
 
     def _held_by_own(self, pid: int) -> ConnectionLost:
         return ConnectionLost(
-            f"the lock of pipeline {self._pipeline_id} is still held by this run's own session that fell silent",
-            detail=f"process {pid} of the server was told to end, and has not",
-            hint=f"It is tried again. If it lasts, process {pid} hangs: end it on the server's host.",
+            f"the lock of pipeline {self._pipeline_id} is still held by an earlier session of this run that answers no more",
+            detail=f"pg_terminate_backend was called for process {pid} of the server, which has not ended",
+            hint=f"This is retried. If it continues, process {pid} hangs: end it on the server's host.",
         )
 
     def _locked(self, detail: str) -> PipelineLocked:
@@ -149,7 +149,7 @@ class PipelineLock:
 
     @property
     def held(self) -> bool:
-        """What we believe; only `check()` asks the server."""
+        """What this side knows; only `check()` asks the server."""
         with self._guard:
             return self._connection is not None and not self._connection.closed
 
@@ -174,11 +174,11 @@ class PipelineLock:
         return PipelineLocked(
             f"the lock of pipeline {self._pipeline_id} was lost",
             detail=f"{why}; another run may have started",
-            hint="Start the pipeline again; it goes on from its recorded progress.",
+            hint="Start the pipeline again; it continues from its recorded progress.",
         )
 
     def release(self) -> None:
-        """Give the lock back. May be called twice, and after the session has died."""
+        """Release the lock. May be called twice, and after the session has ended."""
         with self._guard:
             connection, self._connection = self._connection, None
             if connection is not None:

@@ -1,7 +1,7 @@
 """The partitions of a table, from the catalog alone.
 
-pg_partition_tree() locks every relation that it lists, until the transaction ends: of a table with ten thousand partitions that
-is more than the lock table that all sessions of the server share.
+pg_partition_tree() locks every relation that it lists, until the transaction ends: for a table with ten thousand partitions that
+is more than fits into the lock table that all sessions of the server share.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LOCKS_TO_READ = (
 
 
 def locks_to_read(connection: Connection, table_id: TableId) -> int:
-    """How many relations a statement locks that reads all of a table: it, its partitions, and the indexes of all."""
+    """How many relations a statement locks that reads a whole table: the table, its partitions, and the indexes of all."""
     row = fetch_one(connection, _LOCKS_TO_READ, {"tops": [table_id]}, doing="counting partitions")
     assert row is not None
     return int(row[0])

@@ -1,6 +1,6 @@
-"""psycopg's connection, with our patience: no wait of it lasts longer than the server is there (see `wire.patience`).
+"""psycopg's connection, whose waits end when the server is found to be unreachable (see `wire.patience`).
 
-psycopg waits in one place, `Connection.wait`, and comes up for air ten times a second while nothing happens.
+psycopg waits in one place, `Connection.wait`, which returns to Python ten times a second while nothing happens.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from headwater.wire.patience import Patience
 
 
 class WaitEnded(psycopg.OperationalError):
-    """As psycopg's own errors, so that whoever takes a lost session takes this one too."""
+    """An error of psycopg's class, so that code that handles a lost session handles this one too."""
 
 
 class PatientConnection(psycopg.Connection[tuple[Any, ...]]):
@@ -34,7 +34,7 @@ class PatientConnection(psycopg.Connection[tuple[Any, ...]]):
         try:
             return super().wait(_watched(gen, patience), *arguments, **named)
         except ConnectionLost as error:
-            # In the middle of a conversation there is no way back.
+            # In the middle of an exchange of messages the connection cannot be used again.
             self.pgconn.finish()
             raise WaitEnded(error.summary) from error
         except OSError as error:

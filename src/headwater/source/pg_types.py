@@ -1,4 +1,4 @@
-"""Types of the source's own making, resolved to the kinds we decode: domains, enums, arrays of both, citext.
+"""User-defined types of the source, resolved to the kinds we decode: domains, enums, arrays of both, citext.
 
 A type's oid never changes its meaning while the type exists, so what was resolved is kept for as long as the session.
 """

@@ -1,6 +1,6 @@
-"""Is the source ready for this pipeline? Everything that would fail or surprise later, found and told at once.
+"""Is the source ready for this pipeline? Finds everything that would fail later, and reports it all at once.
 
-Reads only. An error stops the start; a warning is shown and lived with.
+Reads only. An error stops the start; a warning is only shown.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def raise_for_errors(findings: Sequence[Finding]) -> None:
         raise PreflightError(
             f"the source is not ready: {count}",
             detail="\n".join(str(finding) for finding in findings),
-            hint=errors[0].hint if len(errors) == 1 else "See to each finding above, then start again.",
+            hint=errors[0].hint if len(errors) == 1 else "Resolve each finding above, then start again.",
         )
 
 
@@ -92,28 +92,28 @@ def _server(server: ServerFacts) -> Iterator[Finding]:
         )
     if server.wal_level != "logical":
         yield error(
-            "the server does not write what logical replication needs",
+            "the server's WAL does not contain what logical replication needs",
             f'wal_level is "{server.wal_level}", expected "logical"',
             "Run ALTER SYSTEM SET wal_level = 'logical'; and restart the server.",
         )
     timeout = server.wal_sender_timeout_ms
     if timeout == 0:
         yield warning(
-            "the server never gives up a reader that is gone",
-            "wal_sender_timeout is 0, so the slot of a machine that vanished stays in use",
+            "the server never ends the walsender of an unreachable client",
+            "wal_sender_timeout is 0, so the slot of a client that is gone stays in use",
             "Set wal_sender_timeout to 60s.",
         )
     elif timeout < _SHORTEST_SENDER_TIMEOUT_MS:
         yield warning(
-            "the server gives up readers very early",
-            f"wal_sender_timeout is {timeout} ms; a pause of the machine may end the stream",
+            "the server ends walsenders after a very short silence of the client",
+            f"wal_sender_timeout is {timeout} ms; a short pause of this machine may end the stream",
             "Set wal_sender_timeout to 60s.",
         )
 
 
 _ROLE = """
 SELECT current_user::text, rolreplication OR rolsuper OR EXISTS (
-    -- Providers that keep the attribute to themselves hand it out as a role.
+    -- Providers that do not grant the attribute offer a role instead.
     SELECT FROM pg_roles provider WHERE provider.rolname IN ('rds_replication', 'rds_superuser')
     AND pg_has_role(current_user, provider.oid, 'MEMBER'))
 FROM pg_roles WHERE rolname = current_user
@@ -140,7 +140,7 @@ SELECT (SELECT count(*) FROM pg_replication_slots WHERE slot_name <> %s AND NOT 
 
 
 def _capacity(connection: Connection, server: ServerFacts, pipeline_id: int, needed: int) -> Iterator[Finding]:
-    """What an earlier run of this pipeline holds counts as free: it is taken over or dropped."""
+    """Slots of an earlier run of this pipeline count as free: they are taken over or dropped."""
     own = (apply_slot_name(pipeline_id), sync_slot_prefix(pipeline_id))
     # On a standby one more session asks for the timeline.
     senders = needed + 1 if server.in_recovery else needed
@@ -176,7 +176,7 @@ def _own_namespace(connection: Connection, server: ServerFacts) -> Iterator[Find
     elsewhere = "or set store_pg_connection to a database it may write to"
     if in_namespace is None and not in_database:
         yield error(
-            f'role "{role}" cannot make the namespace {OWN_NAMESPACE}, where progress is kept',
+            f'role "{role}" cannot create the namespace {OWN_NAMESPACE}, where progress is kept',
             f'it lacks CREATE on database "{database}"',
             f"Run GRANT CREATE ON DATABASE {quote_identifier(database)} TO {quote_identifier(role)};, {elsewhere}.",
         )
@@ -198,7 +198,7 @@ def _publication(connection: Connection, name: str, locks: int) -> Iterator[Find
     if not tables:
         yield error(
             f'publication "{name}" publishes no table',
-            "its tables are none, or only system tables and our own",
+            f"it contains no tables, or only system tables and those of the namespace {OWN_NAMESPACE}",
             f"Run ALTER PUBLICATION {quote_identifier(name)} ADD TABLE ...;.",
         )
         return
@@ -206,8 +206,8 @@ def _publication(connection: Connection, name: str, locks: int) -> Iterator[Find
         missing = ", ".join(publication.missing_operations)
         yield warning(
             f'publication "{name}" does not publish every operation',
-            f"missing: {missing}; the lake keeps what the source changes that way",
-            f"Unless meant so, run ALTER PUBLICATION {quote_identifier(name)} "
+            f"missing: {missing}; what the source changes that way is not changed in the lake",
+            f"If this is not intended, run ALTER PUBLICATION {quote_identifier(name)} "
             "SET (publish = 'insert, update, delete, truncate');.",
         )
     facts = table_facts(connection, name, [TableId(table.id) for table in tables])
@@ -222,7 +222,7 @@ def _rights(connection: Connection, facts: Sequence[TableFacts]) -> Iterator[Fin
     hidden = sorted({fact.name.namespace for fact in facts if not fact.namespace_usage})
     if hidden:
         yield error(
-            f'role "{role}" may not enter {_count(hidden, "namespace")}',
+            f'role "{role}" may not use {_count(hidden, "namespace")}',
             f"no USAGE on {_listed(hidden)}",
             f"Run GRANT USAGE ON SCHEMA {quote_identifier(hidden[0])} TO {quote_identifier(role)}; for each of them.",
         )
@@ -248,14 +248,14 @@ def _identities(publication: PublicationOptions, facts: Sequence[TableFacts]) ->
     keyless = [fact.name.quoted for fact in facts if not fact.has_identity]
     if keyless:
         yield warning(
-            f"{_count(keyless, 'table')} can only be inserted into",
-            f"the source itself refuses UPDATE and DELETE on {_listed(keyless)}: no usable replica identity",
+            f"{_count(keyless, 'table')} without a usable replica identity",
+            f"Postgres refuses UPDATE and DELETE on {_listed(keyless)} while they are published",
             f"Add a primary key, or run ALTER TABLE {keyless[0]} REPLICA IDENTITY FULL; for each of them.",
         )
     for fact in facts:
         if fact.leaves_differ:
             yield warning(
-                f"the partitions of {fact.name} have no replica identity in common that names a row: it is not replicated",
+                f"the partitions of {fact.name} have no replica identity in common that identifies a row: it is not replicated",
                 fact.leaves_differ,
                 "Give all its partitions the same primary key, with the partition key in it, or set REPLICA IDENTITY FULL on "
                 f"every one of them; then run `headwater rollback` for {fact.name}.",
@@ -264,8 +264,8 @@ def _identities(publication: PublicationOptions, facts: Sequence[TableFacts]) ->
     if partial:
         yield warning(
             f"the column lists of {_count(partial, 'table')} leave out the replica identity",
-            f"the source itself refuses UPDATE and DELETE on {_listed(partial)}",
-            f"Add the identity's columns to the column lists, or take the lists away: {partial[0]} first.",
+            f"Postgres refuses UPDATE and DELETE on {_listed(partial)} while they are published",
+            f"Add the identity's columns to the column lists, or remove the column lists, for example that of {partial[0]}.",
         )
 
 
@@ -291,7 +291,7 @@ def _left_out(
         yield warning(
             f"{_count(roots, 'partitioned table')} will be one lake table for each partition",
             f"publish_via_partition_root is off, and {_listed(roots)} is published by its partitions",
-            f"Unless meant so, run ALTER PUBLICATION {quote_identifier(publication.name)} "
+            f"If this is not intended, run ALTER PUBLICATION {quote_identifier(publication.name)} "
             "SET (publish_via_partition_root = true);.",
         )
 
@@ -302,9 +302,9 @@ def _locks(tables: Sequence[PublishedTable], most: int) -> Iterator[Finding]:
         largest = max(many.values())
         yield warning(
             f"{_count(list(many), 'table')} with more partitions than may be locked at once",
-            f"{_listed(many)}: up to {largest:,} relations, and one copy locks {most:,} at most, so that other sessions find "
-            "room in the server's lock table; a VACUUM FULL, TRUNCATE or rewrite of a partition starts such a copy again",
-            "Nothing is to be done unless copies start again for that reason; then raise max_locks_per_transaction and restart "
+            f"{_listed(many)}: up to {largest:,} relations, and one copy locks {most:,} at most, to leave room for others in the "
+            "server's lock table; a VACUUM FULL, TRUNCATE or rewrite of a partition makes such a copy start again",
+            "No action is needed, unless copies start again for that reason; then raise max_locks_per_transaction and restart "
             "the server.",
         )
 

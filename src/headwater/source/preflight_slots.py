@@ -1,5 +1,5 @@
-"""What would make slots useless or impossible: failover slots that nobody syncs, a standby that cannot decode, and a
-heartbeat that cannot be sent."""
+"""Checks of what slots need: failover slots that no standby synchronizes, a standby that cannot decode, and a heartbeat that
+cannot be sent."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def standby_findings(connection: Connection, server: ServerFacts, store_in_sourc
     missing = [name for name, there in (("hot_standby_feedback", row[0]), ("primary_slot_name", row[1])) if not there]
     if missing:
         yield warning(
-            "the primary may remove what the slot on this standby needs",
-            f"not set on the standby: {' and '.join(missing)}; a vacuum of the primary's catalog then makes the slot useless",
+            "the primary may remove catalog rows that the slot on this standby needs",
+            f"not set on the standby: {' and '.join(missing)}; a vacuum of the primary's catalog then invalidates the slot",
             "Set hot_standby_feedback = on and primary_slot_name to a physical slot of the primary.",
         )
 
 
-# A standby's own settings cannot be seen from its primary; what they lead to can. Feedback shows as the slot's xmin.
+# A standby's own settings cannot be seen from its primary; their effect can. Feedback shows as the slot's xmin.
 _STANDBYS = """
 SELECT count(*), count(*) FILTER (WHERE active), count(*) FILTER (WHERE active AND xmin IS NULL)
 FROM pg_replication_slots WHERE slot_type = 'physical'
@@ -61,8 +61,8 @@ def failover_findings(connection: Connection, server: ServerFacts) -> Iterator[F
     """For a pipeline that asks for a failover slot."""
     if server.major < FAILOVER_SINCE:
         yield error(
-            "the server knows no failover slots",
-            f"failover_slot is set; version {server.version} has none, they came with {FAILOVER_SINCE}",
+            "the server has no failover slots",
+            f"failover_slot is set; version {server.version} has no failover slots, version {FAILOVER_SINCE} and later have",
             "Upgrade the server, or set failover_slot = false.",
         )
         return
@@ -78,13 +78,13 @@ def failover_findings(connection: Connection, server: ServerFacts) -> Iterator[F
     slots, active, without_feedback = row
     if active == 0:
         yield warning(
-            "no standby can keep a copy of the slot",
+            "no standby can synchronize the slot",
             "no physical slot is in use" if slots else "the server has no physical slot for a standby",
             f"On the standby set {_ON_STANDBY} to a physical slot of this server.",
         )
     elif without_feedback:
         yield warning(
-            f"{without_feedback} of {active} standbys cannot keep a copy of the slot",
+            f"{without_feedback} of {active} standbys cannot synchronize the slot",
             "a physical slot without an xmin: hot_standby_feedback is off",
             f"On the standby set {_ON_STANDBY}.",
         )
@@ -94,16 +94,16 @@ def failover_findings(connection: Connection, server: ServerFacts) -> Iterator[F
 def _synchronized(listed: list[tuple[str, bool]]) -> Iterator[Finding]:
     if not listed:
         yield warning(
-            "the lake may come to be ahead of a standby",
-            "synchronized_standby_slots is empty; after the promotion of a standby that lagged behind, all is copied again",
+            "the lake may get ahead of a standby",
+            "synchronized_standby_slots is empty; after the promotion of a standby that lagged, all tables are copied again",
             "Set synchronized_standby_slots on this server to the physical slots of its standbys.",
         )
-    away = [name for name, active in listed if not active]
-    if away:
+    inactive = [name for name, active in listed if not active]
+    if inactive:
         yield warning(
-            "changes wait for a standby that is away",
-            f"synchronized_standby_slots names {', '.join(away)}, which nobody uses at the moment",
-            "Start that standby, or take its slot out of synchronized_standby_slots.",
+            "the server sends no changes before an unreachable standby has confirmed them",
+            f"synchronized_standby_slots names {', '.join(inactive)}, which no standby uses at the moment",
+            "Start that standby, or remove its slot from synchronized_standby_slots.",
         )
 
 
@@ -120,7 +120,7 @@ def heartbeat_findings(connection: Connection, server: ServerFacts) -> Iterator[
         yield warning(
             "no heartbeat is sent",
             "heartbeat_interval_ms is set, and pg_connection names a standby, which takes no writes",
-            "Remove heartbeat_interval_ms, or see to it that something is written on the primary now and then.",
+            "Remove heartbeat_interval_ms, or have something write on the primary now and then.",
         )
         return
     row = fetch_one(connection, _MESSAGES, doing="looking at the right to send a heartbeat")

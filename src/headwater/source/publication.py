@@ -43,7 +43,7 @@ class PublishedTable:
     columns: tuple[str, ...] | None
     """The publication's column list; None where all columns are published."""
     estimated_rows: int | None
-    """As the planner believes; None where the table was never analysed."""
+    """The planner's estimate; None where the table was never analyzed."""
     relation_bytes: int
     """Heap and TOAST, of all leaves for a partitioned table."""
     relkind: str
@@ -83,7 +83,7 @@ def missing_publication(connection: Connection, publication: str) -> SourceError
 
 
 # Which tables a publication sends, from the catalog alone. The server has a function for it, but from 16 on that opens every
-# table, so it waits behind whoever has one of them locked: a VACUUM FULL of an hour would blind us for all of them. For the
+# table, so it waits for any session that has one of them locked: a VACUUM FULL of an hour would hide changes of all. For the
 # same reason nothing here calls pg_partition_tree, which locks what it lists. A test compares this with the server's function.
 #
 # named: the relations that the publication names, each with what names it: a tie. Leaving and coming back makes a new row in

@@ -1,4 +1,4 @@
-"""Present rows of the source by key, for the rare change whose value no one else has (invariant 12).
+"""Current rows of the source by key, for the rare change whose value is neither in the stream nor in the lake (invariant 12).
 
 Small counts only: one COPY through the decoder that copy and stream use, so that a value read again is the
 value they gave.
@@ -62,7 +62,7 @@ WHERE t.relkind <> 'p' ORDER BY t.oid
 _READERS = 8
 """Tables of a batch are written side by side, and each may read."""
 _LOCK_SECONDS = 5.0
-"""How long a batch of all tables may wait for a statement that has one of them for itself."""
+"""How long a batch of all tables may wait for a statement that has one of them locked in ACCESS EXCLUSIVE mode."""
 
 # No column of a table can have this name.
 _WRITTEN_BY = ColumnSchema("xmin", BUILT_IN[20])
@@ -76,7 +76,7 @@ def read_rows(connection: Connection, schema: ReplicatedTableSchema, keys: pa.Ta
     with impatient(connection, _LOCK_SECONDS), translating(doing), connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         # Before the snapshot is taken: the rows of a table that is rewritten behind it would look deleted. A lock on a
-        # partitioned table keeps nobody from rewriting a partition, hence the storages.
+        # partitioned table does not prevent that a partition is rewritten, hence the storages.
         connection.execute(sql.SQL("LOCK TABLE ONLY {} IN ACCESS SHARE MODE").format(table.name))
         under_lock = _table(connection, schema)
         if under_lock.name != table.name:
@@ -117,7 +117,7 @@ def _table(connection: Connection, schema: ReplicatedTableSchema) -> _Table:
 
 
 def _require_relation(connection: Connection, schema: ReplicatedTableSchema, name: TableName, oid: int) -> None:
-    """What was read was this relation: its name may have led elsewhere, if only for a moment."""
+    """What was read was this relation: its name may have led to another one, if only for a moment."""
     cursor = connection.cursor(row_factory=dict_row)
     found = cursor.execute(after_reading(name, oid).encode()).fetchone()
     assert found is not None
@@ -131,7 +131,7 @@ def _not_the_same(schema: ReplicatedTableSchema, detail: str) -> SchemaError:
     return SchemaError(
         f"rows of {schema.name} can no longer be read under their schema",
         detail=detail,
-        hint="Nothing is to be done: the table is copied again.",
+        hint="No action is needed: the table is copied again.",
         retry=Retry.TIMED,
     )
 
@@ -166,7 +166,7 @@ def _read(connection: Connection, schema: ReplicatedTableSchema, table: _Table, 
 def _read_leaves(
     connection: Connection, schema: ReplicatedTableSchema, read: Callable[[sql.Composable], pa.Table]
 ) -> Iterator[pa.Table]:
-    """One leaf after the other, at the same snapshot and with the locks of one at a time: a savepoint gives them back."""
+    """One leaf after the other, at the same snapshot and with the locks of one at a time: a savepoint releases them."""
     for oid, namespace, name in fetch_all(
         connection, _LEAVES, {"tops": [schema.id]}, doing=f"listing the partitions of {schema.name}"
     ):

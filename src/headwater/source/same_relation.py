@@ -1,7 +1,7 @@
-"""Is what a name leads to the relation that was planned? Statements name relations; names can be moved under them.
+"""Does a name still lead to the relation that was planned? Statements name relations, and names can change meanwhile.
 
 ALTER SCHEMA ... RENAME takes no lock on the tables in it, so a lock on a table does not hold its name: the next statement may
-meet a view, which runs its owner's functions as our role, or a table with other rows. Three things together exclude that:
+read a view, which runs its owner's functions as our role, or a table with other rows. Three things together exclude that:
 
 - sessions expand no view (`restrict_nonsystem_relation_kind`, see wire.startup);
 - before a read the name must lead to the planned oid and the planned storage;
@@ -56,7 +56,7 @@ def moved(name: TableName, detail: str) -> StartAgain:
     return StartAgain(
         f"{name} is no longer the table that was planned to be read",
         detail=detail,
-        hint="Nothing is to be done: its copy starts again. If this repeats, see who renames schemas or rewrites tables.",
+        hint="No action is needed: its copy starts again. If this repeats, find out who renames schemas or rewrites tables.",
     )
 
 

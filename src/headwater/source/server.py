@@ -1,4 +1,4 @@
-"""What the server says of itself: version, identity, limits, and how far its log is flushed."""
+"""Facts that the server reports: version, identity, limits, and how far its WAL is flushed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headwater.source.session import Connection, fetch_one, shut_down_after, tra
 _IDENTIFY_SECONDS = 30.0
 _DEFAULT_LOCKS = 64 * 100
 _OUR_PART = 4
-"""A quarter: whoever finds the lock table full fails, with "out of shared memory", and that is anybody."""
+"""A quarter: if the lock table is full, any session of the server may fail, with "out of shared memory"."""
 _FEWEST_LOCKS = 8
 
 
@@ -36,7 +36,8 @@ class ServerFacts:
     """How many locks all sessions of the server may hold together (besides a few that each has to itself)."""
 
     def locks_for(self, holders: int) -> int:
-        """How many relations each of some holders of ours may lock at a time: all of them leave most of the table to others."""
+        """How many relations each of our sessions that hold locks may lock at a time: together they leave most of the lock
+        table to others."""
         return _part_of(self.lock_table_size, holders)
 
     @property
@@ -113,7 +114,7 @@ def system_identifier(connection: Connection) -> str:
 
 
 def _identify_system(connection: Connection) -> str:
-    """Some providers keep pg_control_system() to themselves; a replication session may always ask IDENTIFY_SYSTEM."""
+    """Some providers do not grant pg_control_system(); a replication session may always run IDENTIFY_SYSTEM."""
     parameters: dict[str, Any] = {**connection.info.get_parameters(), "password": connection.info.password or None}
     parameters |= {"replication": "database", "host": connection.info.host, "port": connection.info.port}
     with (
@@ -126,13 +127,13 @@ def _identify_system(connection: Connection) -> str:
         value = result.get_value(0, 0) if result.ntuples else None
     if late.is_set():
         raise ConnectionLost(
-            "the server fell silent while it was asked for the system identifier",
+            "the server did not answer when it was asked for the system identifier",
             detail=f"IDENTIFY_SYSTEM got no answer for {_IDENTIFY_SECONDS:.0f} s",
-            hint="Look for a proxy that holds connections open without forwarding; the connection is made again by itself.",
+            hint="Look for a proxy that holds connections open without forwarding. Headwater reconnects by itself.",
         )
     if value is None:
         raise SourceError(
-            "the server did not tell its system identifier",
+            "the server did not return its system identifier",
             detail="IDENTIFY_SYSTEM returned nothing",
             hint="Grant EXECUTE on pg_control_system() to the connection's role.",
         )
@@ -140,7 +141,7 @@ def _identify_system(connection: Connection) -> str:
 
 
 def flush_lsn(connection: Connection) -> EndLsn:
-    """Up to where the log is durable; on a standby, up to where it is replayed.
+    """The position up to which WAL is flushed; on a standby, up to which it is replayed.
 
     Not pg_current_wal_lsn(), which runs ahead of what is flushed and fails on a standby.
     """

@@ -51,10 +51,10 @@ def connect(
     longest_seconds: float | None = None,
     writes: bool = False,
 ) -> PatientConnection:
-    """Open a session with everything pinned, on the first server that serves.
+    """Open a session with all its settings pinned, on the first server that accepts it.
 
-    Statements may take their time while the server is at work, unless `longest_seconds` says otherwise. One that `writes` sets
-    default_transaction_read_only aside, which a role or a database may have; the others keep it.
+    Statements may take as long as they need while the server works on them, unless `longest_seconds` is given. A session that
+    `writes` turns off default_transaction_read_only, which a role or a database may have set; the others keep it.
 
     Raises ConnectError, AuthenticationError, TlsError or PrivilegeError.
     """
@@ -102,8 +102,8 @@ def _open(settings: ConnectSettings, further: Mapping[str, Any], longest_seconds
 
 
 def _ask_about(settings: ConnectSettings, backend_pid: int) -> Verdict:
-    """What became of a session on the one server that these settings name. Over our own connection, which knows a refusal by its
-    code: libpq has its text only, and servers translate that."""
+    """The outcome of a session on the one server that these settings name. Over our own connection, which reads the SQLSTATE of
+    a refusal: libpq has its text only, and servers translate that."""
     # Here and not above: it brings numba, which takes a second, and few commands ever ask.
     from headwater.wire.connection import ask_about
 
@@ -142,7 +142,7 @@ def _answering_in_time(connection: Connection, settings: ConnectSettings) -> Ite
 
 @contextmanager
 def shut_down_after(connection: Connection, seconds: float) -> Iterator[threading.Event]:
-    """For what waits as long as it takes: past the time its socket is shut down under it, and the event is set."""
+    """For calls that would wait without a limit: after that time their socket is shut down, and the event is set."""
     late = threading.Event()
     with naming_limits("watching over a session"), socket.socket(fileno=os.dup(connection.fileno())) as same:
 
@@ -186,7 +186,7 @@ def translated(error: psycopg.Error, doing: str) -> HeadwaterError:
     detail = f"{message} ({more})" if more else message
     if lost(error):
         return ConnectionLost(
-            f"the session ended while {doing}", detail=detail, hint="The work is tried again on a new connection."
+            f"the session ended while {doing}", detail=detail, hint="This is retried on a new connection."
         )
     if state.startswith("28"):
         return AuthenticationError(
@@ -202,7 +202,7 @@ def translated(error: psycopg.Error, doing: str) -> HeadwaterError:
         f"the server failed while {doing}",
         sqlstate=state,
         detail=f"{detail} (SQLSTATE {state})" if state else detail,
-        hint=error.diag.message_hint or "Look at the server's log around this time.",
+        hint=error.diag.message_hint or "See the server's log around this time.",
         retry=Retry.TIMED if state[:2] in ("40", "53", "55", "57", "58") else None,
     )
 

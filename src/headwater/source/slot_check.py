@@ -1,6 +1,6 @@
-"""May the stream go on from this slot? And for whom does making one wait?
+"""May the stream continue from this slot? And which transactions block the creation of one?
 
-Progress never moves back, and a lost slot is never papered over (invariant 10): each way in which slot, progress and
+Progress never moves back, and a lost slot is never hidden (invariant 10): each way in which slot, progress and
 server disagree is an error of its own.
 """
 
@@ -44,7 +44,7 @@ def check_apply_slot(
     history: ServerHistory,
     recorded: Lineage | None = None,
 ) -> SlotVerdict:
-    """Whether to make the slot or to go on with it; raises a SlotError for everything else.
+    """Whether to create the slot or to continue with it; raises a SlotError for everything else.
 
     `progress` is the furthest position on record: the apply worker's, or a watermark's if that is further. `recorded` is
     whose positions these are; None where nothing was recorded yet.
@@ -71,7 +71,7 @@ def check_apply_slot(
 
 
 def _switch_point(name: str, progress: EndLsn, history: ServerHistory, recorded: int) -> EndLsn:
-    """Where the server left the recorded timeline. It goes on only if all we have lies before that point."""
+    """Where the server left the recorded timeline. The pipeline continues only if all its positions lie before that point."""
     ended = history.ends.get(recorded)
     if ended is None:
         raise unknown_timeline(name, recorded, history.timeline)
@@ -83,8 +83,8 @@ def _switch_point(name: str, progress: EndLsn, history: ServerHistory, recorded:
 def _is_new(facts: SlotFacts, progress: EndLsn, switched: EndLsn) -> bool:
     """Made after the promotion, so that what was committed between our progress and its beginning would be missing.
 
-    One that stands before the switch came along with the standby: it is our own, if we followed the standby, or a copy
-    that somebody else's tool kept up to date.
+    A slot at a position before the switch was already on the standby: it is our own, if we followed the standby, or a copy
+    that another tool kept up to date.
     """
     return facts.confirmed_flush is None or facts.confirmed_flush > max(progress, switched)
 
@@ -132,7 +132,7 @@ FROM pg_prepared_xacts ORDER BY 2 DESC
 
 
 def blockers(connection: Connection) -> list[Blocker]:
-    """For whom the making of a slot waits now; prepared transactions first, of each kind the oldest first."""
+    """The transactions that block the creation of a slot now; prepared ones first, of each kind the oldest first."""
     found = []
     for gid, age, owner, database in fetch_all(connection, _PREPARED, doing="listing prepared transactions"):
         described = f'prepared transaction "{gid}" of role "{owner}" in database "{database}"'

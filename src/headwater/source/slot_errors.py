@@ -1,7 +1,7 @@
 """The ways a slot can be unfit, each an error with its hint (invariant 10).
 
-`LineageLost` is what `invalidated_slot_behavior = recreate` may mend by copying again; the others want a person,
-or time.
+After a `LineageLost`, `invalidated_slot_behavior = recreate` may copy all tables again; the others need the operator, or
+pass with time.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ _RECREATE = 'or set invalidated_slot_behavior = "recreate"'
 
 
 CONFLICTING = "conflicting with recovery"
-"""All that version 16 says of a slot on a standby that recovery made useless; 17 and later give a reason."""
+"""All that version 16 says of a slot on a standby that recovery invalidated; 17 and later give a reason."""
 
 
 class LineageLost(SlotError):
-    """The stream cannot go on from where we are: changes between are gone, or were never made on this server."""
+    """The stream cannot continue from our position: changes after it are lost, or were never made on this server."""
 
 
 class SlotMissing(LineageLost):
-    """Progress was recorded, and the slot is not there."""
+    """Progress was recorded, and the slot does not exist."""
 
 
 class SlotInvalidated(LineageLost):
-    """The server has let go of WAL that the slot needs."""
+    """The server has removed WAL that the slot needs."""
 
 
 class OtherServer(LineageLost):
@@ -34,17 +34,17 @@ class OtherServer(LineageLost):
 
 
 class TimelineLeft(OtherServer):
-    """The server is on another timeline, and what we have does not lie wholly in the past that it shares with us."""
+    """The server is on another timeline, and our progress is not wholly in the history that both timelines share."""
 
 
 class StandbyBehind(SlotError):
-    """The standby has not replayed as far as we are; it did once, or its primary did."""
+    """The standby has not replayed as far as our progress; earlier it had, or its primary had."""
 
     default_retry = Retry.TIMED
 
 
 class SlotBeingSynced(SlotError):
-    """A copy that a standby keeps of its primary's slot; it serves nobody before the standby is promoted."""
+    """A copy that a standby keeps of its primary's slot; it cannot be used before the standby is promoted."""
 
     default_retry = Retry.TIMED
 
@@ -54,7 +54,7 @@ class SlotNotOurs(SlotError):
 
 
 class SlotInUse(SlotError):
-    """Somebody reads from the slot at this moment."""
+    """Another session reads from the slot at this moment."""
 
     default_retry = Retry.TIMED
 
@@ -83,7 +83,7 @@ def slot_invalidated(
         "wal_level_insufficient": "Set wal_level = logical on the primary",
         "rows_removed": _FEEDBACK,
         CONFLICTING: _FEEDBACK,
-    }.get(reason, "See to the reason")
+    }.get(reason, "Remove the cause")
     return SlotInvalidated(
         f'replication slot "{name}" can no longer serve changes',
         detail=f"Postgres reports {status}; the last confirmed position is {confirmed}; "
@@ -103,16 +103,16 @@ def other_system(name: str, expected: str, found: str) -> OtherServer:
 
 def ahead_of_server(name: str, progress: object, flush: object) -> OtherServer:
     return OtherServer(
-        f'the progress behind replication slot "{name}" lies ahead of the server',
+        f'the recorded progress of replication slot "{name}" is ahead of the server',
         detail=f"the recorded position is {progress}, the server has flushed up to {flush}; it was restored from an "
         "older backup, or a standby that lagged behind was promoted",
-        hint=f"Changes the lake has may be gone from the source: {_RESYNC}, {_RECREATE}.",
+        hint=f"The lake may have changes that the source has lost: {_RESYNC}, {_RECREATE}.",
     )
 
 
 def past_the_switch(name: str, progress: object, left: int, ended: object, timeline: int) -> TimelineLeft:
     return TimelineLeft(
-        f'the progress behind replication slot "{name}" lies past the point where the server left its timeline',
+        f'the recorded progress of replication slot "{name}" is past the point where the server changed its timeline',
         detail=f"the recorded position is {progress}; the server went from timeline {left} to {timeline} at {ended}: a "
         "standby that lagged behind was promoted, or a backup was restored",
         hint="The lake has changes that this server never had: "
@@ -122,8 +122,8 @@ def past_the_switch(name: str, progress: object, left: int, ended: object, timel
 
 def unknown_timeline(name: str, recorded: int, timeline: int) -> TimelineLeft:
     return TimelineLeft(
-        f'the progress behind replication slot "{name}" belongs to another timeline',
-        detail=f"it was recorded on timeline {recorded}, which is not in the past of this server's timeline {timeline}",
+        f'the recorded progress of replication slot "{name}" belongs to another timeline',
+        detail=f"it was recorded on timeline {recorded}, which is not in the history of this server's timeline {timeline}",
         hint="Point pg_connection at the server that was promoted last; if this one is to stay, "
         f"{_RESYNC}, {_RECREATE}.",
     )
@@ -131,8 +131,8 @@ def unknown_timeline(name: str, recorded: int, timeline: int) -> TimelineLeft:
 
 def slot_made_anew(name: str, progress: object, confirmed: object) -> TimelineLeft:
     return TimelineLeft(
-        f'replication slot "{name}" did not come with the server\'s new timeline',
-        detail=f"it was not synced from the old primary and begins at {confirmed}; the last recorded position is "
+        f'replication slot "{name}" was created after the server was promoted',
+        detail=f"it was not synchronized from the old primary and begins at {confirmed}; the last recorded position is "
         f"{progress}, and what was committed between the two would be missing",
         hint="To keep the slot over the next failover, set failover_slot = true, and sync_replication_slots = on on "
         f"standbys; {_RESYNC}, {_RECREATE}.",
@@ -141,7 +141,7 @@ def slot_made_anew(name: str, progress: object, confirmed: object) -> TimelineLe
 
 def standby_behind(name: str, progress: object, replayed: object) -> StandbyBehind:
     return StandbyBehind(
-        f'the standby has not replayed as far as the progress behind replication slot "{name}"',
+        f'the standby has not replayed as far as the recorded progress of replication slot "{name}"',
         detail=f"the recorded position is {progress}, the standby has replayed up to {replayed}",
         hint="Wait until it has caught up with its primary: SELECT * FROM pg_stat_wal_receiver on the standby.",
     )
@@ -158,16 +158,16 @@ def slot_being_synced(name: str) -> SlotBeingSynced:
 def wrong_plugin(name: str, slot_type: str | None, plugin: str | None) -> SlotNotOurs:
     found = f"a {slot_type} slot" + (f' with plugin "{plugin}"' if plugin else "")
     return SlotNotOurs(
-        f'replication slot "{name}" is not one of ours',
+        f'replication slot "{name}" was not created by Headwater',
         detail=f'expected a logical slot with plugin "pgoutput", found {found}',
-        hint="Give the pipeline another id, or drop the slot if nobody needs it: SELECT pg_drop_replication_slot(...).",
+        hint="Give the pipeline another id, or drop the slot if it is not needed: SELECT pg_drop_replication_slot(...).",
     )
 
 
 def wrong_database(name: str, expected: str, found: str | None) -> SlotNotOurs:
     return SlotNotOurs(
         f'replication slot "{name}" belongs to another database',
-        detail=f'it was made in "{found}", this pipeline reads "{expected}"; slot names are shared by all databases',
+        detail=f'it was created in "{found}", this pipeline reads "{expected}"; slot names are shared by all databases',
         hint="Give each pipeline of this server its own id.",
     )
 

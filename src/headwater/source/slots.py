@@ -1,7 +1,7 @@
 """Replication slots: their names, what the server says of them, and how they are dropped.
 
-A slot's name carries the pipeline's id, so whatever has one of these names is this pipeline's. Judging a slot that should
-exist belongs to `slot_check`.
+A slot's name contains the pipeline's id, so a slot with one of these names is this pipeline's. Whether an existing slot can be
+used is decided in `slot_check`.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ def apply_slot_name(pipeline_id: int) -> str:
 
 
 def sync_slot_prefix(pipeline_id: int) -> str:
-    """What all table sync slots of a pipeline begin with, whichever run made them."""
+    """The prefix of all table sync slots of a pipeline, whichever run created them."""
     return f"headwater_sync_{pipeline_id}_"
 
 
 def sync_slot_name(pipeline_id: int, table_id: TableId | None, run_token: str, attempt: int) -> str:
     """For one attempt at copying a table, or a group of tables (None). No other attempt, of this run or of another, has it:
-    what an earlier one still confirms or drops is never the slot of a later one.
+    a slot that an earlier attempt still confirms or drops is never the slot of a later one.
 
     At most 55 bytes and the digits of the attempt with a 64 bit id; the server allows 63.
     """
@@ -67,7 +67,7 @@ class SlotFacts:
         return self.exists and (self.wal_status == "lost" or self.invalidation_reason is not None)
 
     def lag_bytes(self, flush: EndLsn) -> int | None:
-        """How far what we confirmed lies behind the server's flush position."""
+        """How far the confirmed position is behind the server's flush position."""
         return _distance(self.confirmed_flush, flush)
 
     def retained_bytes(self, flush: EndLsn) -> int | None:
@@ -125,7 +125,7 @@ def _lsn(text: str | None) -> EndLsn | None:
 
 
 def create_slot(connection: WireConnection, name: str, *, failover: bool = False) -> EndLsn:
-    """Make a pipeline's slot; where it begins. Waits for every open transaction."""
+    """Create a pipeline's slot; returns where it begins. Waits for every open transaction."""
     options = " (FAILOVER)" if failover else ""
     command = f"CREATE_REPLICATION_SLOT {quote_identifier(name)} LOGICAL {PLUGIN}{options}"
     row = connection.query(command, waits=True)[0]
@@ -133,15 +133,15 @@ def create_slot(connection: WireConnection, name: str, *, failover: bool = False
 
 
 def make_failover(connection: WireConnection, name: str) -> None:
-    """Have standbys keep a copy of a slot that exists. Nobody may read from it meanwhile."""
+    """Have standbys synchronize a slot that exists. No session may read from it meanwhile."""
     connection.query(f"ALTER_REPLICATION_SLOT {quote_identifier(name)} (FAILOVER true)")
 
 
 def drop_slot(connection: Connection, name: str, *, wait_seconds: float = 10.0) -> bool:
-    """Drop the slot if it is there; whether it was. A walsender of ours that still holds it is ended.
+    """Drop the slot if it exists; returns whether it did. A walsender of ours that still holds it is ended.
 
-    Anyone else who holds it is waited for, then SlotError. The session must be in autocommit: dropping a slot is no
-    part of a transaction.
+    If another program's session holds it, waits a while, then SlotError. The session must be in autocommit: dropping a slot is
+    no part of a transaction.
     """
     deadline = time.monotonic() + wait_seconds
     pause = threading.Event()
@@ -174,7 +174,7 @@ SELECT end_lsn::text FROM pg_replication_slot_advance(
 
 
 def advance_slot(connection: Connection, name: str) -> EndLsn:
-    """Past all that was committed until now, without a look at it; where the slot is then."""
+    """Advance past all that was committed until now, without reading it; returns where the slot is then."""
     row = fetch_one(connection, _ADVANCE, (name,), doing=f'advancing replication slot "{name}"')
     assert row is not None
     return EndLsn.parse(row[0])
@@ -183,7 +183,7 @@ def advance_slot(connection: Connection, name: str) -> EndLsn:
 def end_reader(connection: Connection, name: str, *, wait_seconds: float = 10.0) -> bool:
     """End the session that reads from the slot, if it is one of ours; whether it is gone.
 
-    For whoever holds the pipeline's lock: a session of ours that still reads belongs to a run that lost it.
+    Call it only with the pipeline's lock held: a session of ours that still reads then belongs to a run that lost the lock.
     """
     facts = inspect_slot(connection, name)
     if facts.active_pid is None:

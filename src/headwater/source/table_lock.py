@@ -1,7 +1,7 @@
-"""The lock that a copy stands on: ACCESS SHARE on its tables, from before its slot is made until it is durable (invariant 1).
+"""The lock that a copy needs: ACCESS SHARE on its tables, from before its slot is created until it is durable (invariant 1).
 
-All sessions of a server share one table of locks, and whoever finds it full fails. So the lock of one copy is bounded: of tables
-with more partitions than that only the partitioned tables themselves are locked. That keeps their columns and their
+All sessions of a server share one lock table, and a statement that finds it full fails. So the locks of one copy are bounded: of
+tables with more partitions than that only the partitioned tables themselves are locked. That keeps their columns and their
 partitions as they are. A partition that is rewritten meanwhile is found: its storage, as it was when the lock was taken and so
 before the snapshot, must be the one that is planned and the one that is read (`same_relation`). Else the copy starts again.
 """
@@ -64,7 +64,7 @@ _ATTEMPTS = 5
 
 
 class TablesTaken(SourceError):
-    """Another session has some of the tables for itself, and a lock on several of them waits for nobody."""
+    """Another session has an ACCESS EXCLUSIVE lock on some of the tables; locks on several tables are taken without waiting."""
 
     default_retry = Retry.TIMED
 
@@ -81,7 +81,7 @@ class TableLock:
     ) -> None:
         """`storages` of the partitions that are not locked, by their oids; None where all are."""
         self.connection = connection
-        """For planning under the lock. Whoever ends its transaction ends the lock."""
+        """For planning under the lock. To end its transaction ends the lock."""
         self._settings = settings
         self._storages = storages
         self.table_ids = list(table_ids)
@@ -91,7 +91,7 @@ class TableLock:
         return self.connection.info.backend_pid
 
     def check(self) -> None:
-        """Raises ConnectionLost unless the locks are still held: what was copied until now may have holes."""
+        """Raises ConnectionLost unless the locks are still held: rows may be missing from what was copied until now."""
         try:
             row = self.connection.execute(_LOCKED, (self.table_ids,)).fetchone()
         except psycopg.Error as error:
@@ -107,7 +107,7 @@ class TableLock:
         target_range_bytes: int = TARGET_RANGE_BYTES,
         parallelism: int = 1,
     ) -> CopyPlan:
-        """Plan under the lock, which a leaf attached since it was taken is not under yet; ATTACH does not wait for us."""
+        """Plan under the lock. A leaf that was attached since it was taken is not locked yet; ATTACH does not wait for us."""
         while True:
             if self._storages is None:
                 lock_tables(self.connection, [table.id])
@@ -138,8 +138,8 @@ class TableLock:
     def _lost(self, why: str) -> ConnectionLost:
         return ConnectionLost(
             "the lock that protects a copy was lost",
-            detail=f"On the server at {self._settings.address} {why}; a rewrite of the table may have passed the copy.",
-            hint="The copy starts again. If this repeats, see the server's log for who ended the session.",
+            detail=f"On the server at {self._settings.address} {why}; the table may have been rewritten during the copy.",
+            hint="The copy starts again. If this repeats, look in the server's log for what ended the session.",
         )
 
 
@@ -147,7 +147,7 @@ class TableLock:
 def table_lock(
     settings: ConnectSettings, table_ids: Sequence[TableId], *, wait: bool = True, most_relations: int | None = None
 ) -> Iterator[TableLock]:
-    """Hold the tables from before the slot is made until the copy is durable. For the rest see `lock_tables`.
+    """Hold the lock from before the slot is created until the copy is durable. For the rest see `lock_tables`.
 
     READ COMMITTED on purpose: the session keeps no snapshot between statements, so it holds back no vacuum, and it
     writes nothing, so no slot waits for it.
@@ -167,8 +167,8 @@ def lock_tables(
     """Take ACCESS SHARE in the connection's open transaction. Whether partitions are locked too: not if there are more
     relations than `most_relations`.
 
-    Without `wait`, TablesTaken if it can't be had at once. Whoever wants several tables should ask so: a transaction that
-    changes one of them and then another would deadlock with a lock that holds the second and waits for the first.
+    Without `wait`, TablesTaken if the lock cannot be had at once. Locks on several tables should be asked for so: a transaction
+    that changes one of them and then another would deadlock with a lock that holds the second and waits for the first.
     """
     most = sys.maxsize if most_relations is None else most_relations
     with translating("locking the tables to be copied"):
@@ -183,7 +183,7 @@ def _lock_tables(connection: Connection, wanted: Sequence[TableId], wait: bool, 
             raise SchemaError(
                 "a table to be copied does not exist",
                 detail=f"No relation has the oid {', '.join(map(str, missing))}.",
-                hint="It was dropped; it leaves the pipeline with the next look at the publication.",
+                hint="It was dropped; the pipeline removes it when it reads the publication the next time.",
             )
         connection.execute("SAVEPOINT before_lock")
         try:
@@ -195,9 +195,9 @@ def _lock_tables(connection: Connection, wanted: Sequence[TableId], wait: bool, 
             continue
         except psycopg.errors.LockNotAvailable as error:
             raise TablesTaken(
-                "a table to be copied is taken by another session",
+                "a table to be copied is locked by another session",
                 detail=_first_line(error),
-                hint="Nothing is to be done: it is copied when the other session is through with it.",
+                hint="No action is needed: it is copied when the other session has released its lock.",
             ) from error
         except psycopg.errors.InsufficientPrivilege as error:
             connection.execute("ROLLBACK TO SAVEPOINT before_lock")
@@ -209,8 +209,8 @@ def _lock_tables(connection: Connection, wanted: Sequence[TableId], wait: bool, 
         connection.execute("ROLLBACK TO SAVEPOINT before_lock")
     raise SourceError(
         "tables to be copied were renamed while they were being locked",
-        detail=f"{_ATTEMPTS} attempts in a row met another name.",
-        hint="Start the copy again when the renaming is over.",
+        detail=f"{_ATTEMPTS} attempts in a row found another name.",
+        hint="Start the copy again when the tables are no longer being renamed.",
     )
 
 
@@ -260,10 +260,10 @@ def _may_not_read(connection: Connection, names: Mapping[TableId, TableName], sa
 
 
 def waits_for_each_other(connection: Connection, application_name: str, lock_pid: int) -> list[int]:
-    """Who waits for the lock that `lock_pid` holds while a session of ours waits for them: nobody would ever go on.
+    """Who waits for the lock that `lock_pid` holds while a session of ours waits for them: both would wait for ever.
 
-    A statement that wants the table for itself queues behind our lock; a range that starts after it queues behind the
-    statement, and so does the making of a slot, which waits for every transaction. Postgres sees no deadlock, since only
+    A statement that needs an ACCESS EXCLUSIVE lock queues behind our lock; a range that starts after it queues behind the
+    statement, and so does the creation of a slot, which waits for every transaction. Postgres sees no deadlock, since only
     we know that the sessions belong together.
     """
     parameters = {"application_name": application_name, "lock_pid": lock_pid}
@@ -271,7 +271,7 @@ def waits_for_each_other(connection: Connection, application_name: str, lock_pid
 
 
 def taken_tables(connection: Connection, table_ids: Sequence[TableId]) -> set[TableId]:
-    """Those that another session has for itself, or waits to have."""
+    """Those on which another session has, or waits for, an ACCESS EXCLUSIVE lock."""
     rows = fetch_all(connection, _TAKEN, (list(table_ids),), doing="looking for locks in the way")
     return {TableId(oid) for (oid,) in rows}
 

@@ -1,7 +1,7 @@
-"""The server's past as a replication session tells it: which cluster, which timeline, and where earlier ones ended.
+"""The server's history as a replication session reports it: which cluster, which timeline, and where earlier ones ended.
 
-Every promotion begins a new timeline. Positions up to where it branched off are shared with the old one; the same position
-after that is another place (invariant 10).
+Every promotion begins a new timeline. Positions up to where it branched off are shared with the old one; after that, the same
+position names different WAL (invariant 10).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ServerHistory:
 
 
 def current_timeline(connection: WireConnection) -> int:
-    """One round trip, for those who only want to know whether it changed."""
+    """One round trip, for callers that only need to know whether it changed."""
     (found,) = connection.query("IDENTIFY_SYSTEM")
     return int(found["timeline"] or 0)
 
@@ -45,11 +45,11 @@ def server_history(connection: WireConnection) -> ServerHistory:
 
 def _ends(connection: WireConnection, timeline: int) -> dict[int, EndLsn]:
     if timeline <= 1:
-        return {}  # the first timeline has no past, and no file that says so
+        return {}  # the first timeline has no history, and no history file
     try:
         (file,) = connection.query(f"TIMELINE_HISTORY {timeline}")
     except ServerError:
-        # The file is not there any more: then no earlier timeline can be shown to lead here.
+        # The file does not exist any more: then it cannot be shown that an earlier timeline led to this one.
         return {}
     return parse_history(file["content"] or "")
 

@@ -1,6 +1,6 @@
-"""Numbered SQL files, applied once each, in order, whatever number of processes start together.
+"""Numbered SQL files, applied once each, in order, however many processes start together.
 
-Everything lives in the namespace `headwater`. Each migration is one transaction under one advisory lock and is recorded
+Everything is in the namespace `headwater`. Each migration is one transaction under one advisory lock and is recorded
 in `headwater.migrations` by component and number. Where all are recorded, nothing is written and no lock is taken.
 """
 
@@ -37,8 +37,8 @@ WHERE n.nspname = 'headwater' AND c.relname = 'migrations'
 """
 
 
-# Whoever owns the namespace or a table in it, or has put a trigger, a rule, a policy or a view there, has his functions run by
-# whoever writes or reads: with our rights. From the catalog alone; nothing in the namespace is touched.
+# A role that owns the namespace or a table in it, or has put a trigger, a rule, a policy or a view there, can have its functions
+# run by our sessions, with our rights. Read from the catalog alone; nothing in the namespace is touched.
 _FOREIGN = """
 WITH ours AS (SELECT oid FROM pg_namespace WHERE nspname = 'headwater'),
 relations AS (SELECT c.* FROM pg_class c JOIN ours ON c.relnamespace = ours.oid),
@@ -66,7 +66,7 @@ class Migration:
 
 
 def read_migrations(directory: Traversable) -> list[Migration]:
-    """The files NNNN_name.sql of a directory, in order; a gap or a number used twice is a mistake of ours."""
+    """The files NNNN_name.sql of a directory, in order; a gap or a number used twice is a defect of the package."""
     found = []
     for entry in directory.iterdir():
         match = _FILE.fullmatch(entry.name)
@@ -113,7 +113,7 @@ def apply_migrations(connection: Connection, component: str, migrations: list[Mi
 
 
 def hold_migrations(connection: Connection) -> None:
-    """Keep everybody else from migrating until the end of the transaction."""
+    """Keep other processes from migrating until the end of the transaction."""
     connection.execute("SELECT pg_advisory_xact_lock(%s::int, %s::int)", _LOCK)
 
 
@@ -133,10 +133,10 @@ def refuse_foreign(connection: Connection) -> None:
     found = [what for (what,) in connection.execute(_FOREIGN.encode())]
     if found:
         raise StoreError(
-            "the namespace headwater is not only ours",
+            "the namespace headwater contains objects of other roles, or that Headwater did not create",
             detail="; ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else ""),
-            hint="Let a superuser look at it: what is named there could run with the rights of this role. Drop it, or give it to "
-            "this role with ALTER ... OWNER TO; or set store_pg_connection to another database.",
+            hint="Ask a superuser to check: the objects named there could run code with the rights of this role. Drop them, or "
+            "give them to this role with ALTER ... OWNER TO; or set store_pg_connection to another database.",
         )
 
 
@@ -144,7 +144,7 @@ def _refuse_newer(component: str, applied: set[int], migrations: list[Migration]
     newest = len(migrations)
     if applied and max(applied) > newest:
         raise StoreError(
-            f"the namespace headwater was made by a newer version ({component})",
-            detail=f"it has migration {max(applied)}, this version knows {newest}",
+            f"the namespace headwater was created by a newer version of Headwater ({component})",
+            detail=f"it has migration {max(applied)}; this version has migrations up to {newest}",
             hint="Upgrade Headwater.",
         )
