@@ -263,7 +263,7 @@ def test_a_client_certificate_that_cannot_be_used_is_told_before_anything_is_sen
     key.chmod(0o644)
     locked = encrypted(good.client_key, Secret("opens it"))
     broken = {
-        "may be read by others": replace(good, client_key=Secret(str(key))),
+        "is readable by other users": replace(good, client_key=Secret(str(key))),
         "No such file": replace(good, client_key=Secret(str(tmp_path / "nowhere"))),
         "MISMATCH": replace(good, client_key=showing(authority, "another").client_key),
         "could not be loaded": replace(good, client_key=locked),

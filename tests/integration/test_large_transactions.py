@@ -297,7 +297,7 @@ def test_a_spool_directory_that_is_away_is_waited_for_and_nothing_is_confirmed_m
         directory.rmdir()
         shop.execute("insert into orders select i, 1, repeat('x', 200) from generate_series(10001, 20000) i")
         position = flush_position(shop.connection)
-        run.wait_for(lambda: "kept on disk" in (run.pipeline.progress.snapshot().waiting or ""))
+        run.wait_for(lambda: "could not be written to disk" in (run.pipeline.progress.snapshot().waiting or ""))
         assert confirmed_position(shop.connection, SLOT) < position
         directory.mkdir()
         run.wait_caught_up()

@@ -198,7 +198,7 @@ class Soak:
         before = self.output.stat().st_size
         self.proxy.silence()
         try:
-            self._wait_said("fell silent", before)
+            self._wait_said("does not answer", before)
         finally:
             self.proxy.resume()
 

@@ -1,8 +1,9 @@
-"""Who we are: the authentication conversation, without the socket.
+"""The authentication exchange, without the socket.
 
 `Authentication.answer` takes the body of each Authentication message and returns what to send. SCRAM-SHA-256 is
 scramp's, with channel binding where TLS is on and the server offers it; MD5 is here because old roles still have it, and
-cleartext because LDAP, PAM and clouds' tokens work that way. Both are sent only where the server is known, or by choice.
+cleartext because LDAP, PAM and tokens of cloud providers work that way. Both are sent only where the server's certificate is
+verified, or where a setting allows it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ _SCRAM_PLUS = "SCRAM-SHA-256-PLUS"
 
 
 class Authentication:
-    """One conversation. `finished` once the server has let us in, and, under SCRAM, has proved that it knows us too."""
+    """One authentication. `finished` once the server has accepted the role and, under SCRAM, has proved that it knows the
+    password's verifier."""
 
     def __init__(self, settings: ConnectSettings, tls_object: ssl.SSLObject | None) -> None:
         self._settings = settings
@@ -46,7 +48,10 @@ class Authentication:
         code = reader.int32()
         if code == _OK:
             if self._scram is not None and not self._server_proved:
-                raise self._refused("the server skipped its half of SCRAM", "Check that host is the server you mean.")
+                raise self._refused(
+                    "the server skipped its part of SCRAM, in which it proves that it knows the role",
+                    "Check that host is the server you mean.",
+                )
             self.finished = True
             return None
         if code == _CLEARTEXT:
@@ -87,7 +92,7 @@ class Authentication:
         return messages.sasl_initial(self._scram.mechanism_name, self._scram.get_client_first().encode())
 
     def _scram_client(self, offered: list[str]) -> ScramClient:
-        """The strongest that was offered. Never a weaker one because the stronger could not be done: whoever stands between
+        """The strongest method that was offered. Never a weaker one because the stronger could not be done: a man in the middle
         chooses the certificate, and would choose one that cannot be bound."""
         try:
             # The user name inside SCRAM is ignored by Postgres, which has it from the startup packet.
@@ -143,7 +148,7 @@ class Authentication:
 
 def binding_impossible(settings: ConnectSettings) -> AuthenticationError:
     return AuthenticationError(
-        f"SCRAM cannot be bound to the TLS connection with the server at {settings.address}",
+        f"SCRAM channel binding is not possible with the server at {settings.address}",
         detail="the signature of the server's certificate has no hash that both sides know (as with Ed25519 and Ed448), and "
         f'tls.mode = "{settings.tls.sslmode}" does not verify the certificate; nothing was sent',
         hint='Set tls.mode = "verify-full" with tls.trusted_root_certs, under which no binding is needed, or give the server '

@@ -44,7 +44,7 @@ class ByteSource(Protocol):
 
 @njit("Tuple((int64, int64, int64))(uint8[::1], int64, int64)", cache=True, nogil=True)
 def split(buffer: Any, start: Any, end: Any) -> tuple[int, int, int]:
-    """Walk CopyData messages from `start`.
+    """Step through CopyData messages from `start`.
 
     Returns where the last whole one ends, why the walk stopped there (MORE, OTHER, MALFORMED), and how many bytes the
     message at that place takes in all, 0 while its header is not there yet.
@@ -114,8 +114,8 @@ class Inbox:
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing more can be received behind what is there, or no whole message: time to take a chunk, if there
-        is one."""
+        """Whether the buffer cannot receive more, or cannot hold one more whole message: time to take a chunk, if there is
+        one."""
         if self._end == len(self._buffer):
             return True
         return self._whole > self._start and self._needed > len(self._buffer) - self._whole

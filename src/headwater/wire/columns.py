@@ -115,7 +115,7 @@ def _string(column: ColumnSchema, buf: Bytes, foff: Ints, flen: Ints) -> pa.Arra
     except pa.ArrowInvalid:
         raise ValueOutOfRange(
             f"column {column.name!r} holds bytes that are not UTF-8",
-            hint="The source's database encoding must be able to give UTF-8 (SQL_ASCII can't promise that).",
+            hint="The source database's encoding must be convertible to UTF-8 (SQL_ASCII is not).",
         ) from None
     return array
 
@@ -161,8 +161,8 @@ def _check(column: ColumnSchema, bad: int, kind: Kind, foff: Ints, flen: Ints) -
 
 def _out_of_range(column: ColumnSchema) -> ValueOutOfRange:
     return ValueOutOfRange(
-        f"column {column.name!r} holds a {column.type.name} value that the lake's type cannot hold exactly",
-        detail="infinity, NaN, or a value outside the range of the lake's type",
+        f"column {column.name!r} holds a {column.type.name} value that the column type in the lake cannot hold exactly",
+        detail="infinity, NaN, or a value outside the range of the lake column's type",
         hint="Leave the column out with a column list on the publication, or store it as text in the source.",
     )
 
@@ -170,7 +170,7 @@ def _out_of_range(column: ColumnSchema) -> ValueOutOfRange:
 def _numerics_too_long(column: ColumnSchema, limit: int) -> ValueOutOfRange:
     return ValueOutOfRange(
         f"column {column.name!r} holds numeric values that are too long as text",
-        detail=f"those that came together have more than {limit >> 20} MiB of digits, nearly all of them zeros",
+        detail=f"the values of one batch have more than {limit >> 20} MiB of digits, nearly all of them zeros",
         hint="Leave the column out with a column list on the publication, or declare its precision in the source: "
         "numeric(38, 10).",
     )

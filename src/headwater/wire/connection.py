@@ -1,4 +1,4 @@
-"""A connection to Postgres of our own: simple queries, COPY out, replication.
+"""Our own implementation of a connection to Postgres: simple queries, COPY out, replication.
 
 libpq hands COPY data over message by message and that is most of what reading costs; here it leaves in chunks.
 Everything else is as plain as the protocol allows: no prepared statements, no types, text results. Ordinary SQL
@@ -51,7 +51,7 @@ class WireConnection:
     def connect(
         cls, settings: ConnectSettings, *, replication: bool = False, options: Mapping[str, str] = MappingProxyType({})
     ) -> WireConnection:
-        """Open a session on the first server that serves. `options` are session settings, and win over the pinned."""
+        """Open a session on the first server that accepts it. `options` are session settings, which override the pinned."""
         connection = connect_to_first(
             settings, lambda server: cls._open_preferring_tls(server, replication, options), cls._ask_role
         )
@@ -110,7 +110,7 @@ class WireConnection:
         if replication:
             parameters["replication"] = "database"
         with suppress(ConnectionLost):
-            # A server that has hung up may have said why, and that is still to be read.
+            # A server that has closed the connection may have sent a reason, which is still to be read.
             self._transport.send(messages.startup(parameters))
         authentication = Authentication(self._settings, self._transport.tls_object)
         while True:
@@ -153,7 +153,7 @@ class WireConnection:
         text = self.parameters.get("server_version", "")
         found = re.match(r"(\d+)(?:\.(\d+))?(?:\.(\d+))?", text)
         if found is None:
-            raise ProtocolError("server did not tell its version", detail=f"server_version is {text!r}")
+            raise ProtocolError("server did not report its version", detail=f"server_version is {text!r}")
         major, minor, patch = (int(part or 0) for part in found.groups())
         return major * 10000 + minor if major >= 10 else major * 10000 + minor * 100 + patch
 
@@ -257,7 +257,8 @@ class WireConnection:
     ) -> ReplicationStream:
         """Follow a logical slot from `start` (or from what it has confirmed, if that is later).
 
-        A server that says nothing for half of `silence_seconds` is asked for a reply, and left after all of it.
+        A server that sends nothing for half of `silence_seconds` is asked for a reply; after the whole of it the connection is
+        given up.
         """
         longest = self._settings.answer_timeout_seconds
         listed = ", ".join(f"{identifier(name)} {literal(value)}" for name, value in options.items())
@@ -276,7 +277,7 @@ class WireConnection:
         )
 
     def cancel(self) -> None:
-        """Ask the server, over a second connection, to cancel what this session does. Returns once it has been told."""
+        """Ask the server, over a second connection, to cancel what this session does. Returns once the request was sent."""
         deadline = time.monotonic() + self._settings.connect_timeout_seconds
         transport = open_transport(self._settings, deadline)
         try:
@@ -304,7 +305,7 @@ class WireConnection:
 
 
 def ask_about(settings: ConnectSettings, backend_pid: int) -> Verdict:
-    """What became of a session on the one server that these settings name."""
+    """The outcome of a session on the one server that these settings name."""
     seconds = settings.connect_timeout_seconds
     same = replace(settings, target_session_attrs=TargetSessionAttrs.ANY, answer_timeout_seconds=seconds)
 

@@ -33,7 +33,7 @@ class CopyDecoder:
 
     @property
     def ended(self) -> bool:
-        """Whether the trailer was seen; a COPY that stops without it is broken."""
+        """Whether the trailer was seen; a COPY that ends without it is incomplete."""
         return self._ended
 
     def decode(self, chunk: Bytes) -> pa.RecordBatch | None:

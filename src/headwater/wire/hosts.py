@@ -1,9 +1,9 @@
-"""Several servers: they are tried in order, and the first that can be reached and has the wanted role is taken.
+"""Several servers: they are tried in order, and the first that is reachable and has the wanted role is taken.
 
 A name with several addresses counts as so many servers: each has its own deadline, and each is asked for its role.
 
-Both ways to connect, our own and psycopg, go through here, so that they end at the same server. What may pass with the
-next server is a server that cannot be reached; one that refuses us is an answer, as in libpq, and ends the search.
+Both ways to connect, our own and psycopg, go through here, so that they end at the same server. After a server that is
+unreachable the next one is tried; one that refuses us has answered, which ends the search, as in libpq.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ class ServerRole:
 def connect_to_first(
     settings: ConnectSettings, open: Callable[[ConnectSettings], _S], ask: Callable[[_S], ServerRole]
 ) -> _S:
-    """A session on the first server that serves. `open` is given one server, `ask` runs ROLE_QUERY."""
+    """A session on the first server that accepts it. `open` is given one server, `ask` runs ROLE_QUERY."""
     hosts = settings.in_a_hurry().each_host()
     passes: tuple[TargetSessionAttrs, ...] = (settings.wanted_session,)
     if settings.wanted_session is TargetSessionAttrs.PREFER_STANDBY:
         passes = (TargetSessionAttrs.STANDBY, TargetSessionAttrs.ANY)
     for wanted in passes:
         failures: list[tuple[ConnectSettings, HeadwaterError]] = []
-        # One after the other: a name that is slow to look up holds up only what comes after it.
+        # One after the other: a name that is slow to look up delays only what comes after it.
         for server in (address for host in hosts for address in each_address(host)):
             try:
                 return _open_if_it_serves(server, wanted, open, ask)
@@ -99,8 +99,8 @@ def _open_if_it_serves(
     raise ConnectError(
         f"server at {server.address} is {role}",
         detail=f"target_session_attrs is {wanted}",
-        hint="Name a server of that kind in host, or set target_session_attrs to what you have; a failover may also be "
-        "under way, and is waited for.",
+        hint="Name a server of that kind in host, or change target_session_attrs. If a failover is under way, no action is "
+        "needed: this is retried.",
     )
 
 
@@ -110,12 +110,12 @@ def _none_serves(settings: ConnectSettings, failures: list[tuple[ConnectSettings
     return ConnectError(
         f"none of the {what} {settings.address} can be used",
         detail="; ".join(reasons),
-        hint="Check host and port of each, that one of them runs and can be reached from here, and "
+        hint="Check host and port of each, that one of them runs and is reachable from this machine, and "
         "target_session_attrs.",
         retry=Retry.TIMED if any(error.retry is Retry.TIMED for _, error in failures) else Retry.NEVER,
     )
 
 
 def _reason(server: ConnectSettings, error: HeadwaterError) -> str:
-    told = f"{error.message} ({error.detail})" if error.detail else error.message
-    return f"{server.hostaddr}: {told}" if server.hostaddr not in (None, server.host) else told
+    said = f"{error.message} ({error.detail})" if error.detail else error.message
+    return f"{server.hostaddr}: {said}" if server.hostaddr not in (None, server.host) else said

@@ -38,13 +38,14 @@ BACKEND_KEY = b"K"
 NEGOTIATE_VERSION = b"v"
 
 # What a server may send to a client that uses only simple queries, COPY and replication. Anything else means that we
-# have lost the frame, and waiting for the length that such a byte seems to announce would wait for ever.
+# lost the position of the frames, and to wait for the length that such a byte seems to announce could wait for ever.
 KNOWN_TYPES = frozenset(b"ZENSAdcHWGCITDRKv")
 
 # The server builds messages in buffers of at most 1 GiB.
 MAX_MESSAGE_BYTES = 1 << 30
 
-# What may come before the server has let us in, and how long it may be, as in libpq: until then anybody may be talking.
+# What may come before the server has accepted the role, and how long it may be, as in libpq: until then the other end may be
+# any program.
 BEFORE_LOGIN = MappingProxyType({AUTHENTICATION: 2000, NEGOTIATE_VERSION: 2000, ERROR: 30_000})
 # All that a server may send until a session is ready. Postgres sends about 1 KiB; notices of a login trigger come on top.
 MAX_START_BYTES = 1 << 20

@@ -25,7 +25,7 @@ _NAN_TEXT, _INFINITY_TEXT = tuple(b"NaN"), tuple(b"Infinity")
 @njit("int64(uint8[::1], int64[::1], int64[::1], int64, int64, uint64[:,::1])", cache=True, nogil=True)
 def numeric_decimal(buf: Any, foff: Any, flen: Any, precision: Any, scale: Any, out: Any) -> Any:
     """128-bit unscaled values at `scale`. NaN, infinities, or digits beyond precision or scale are out of range: Arrow
-    believes the bytes it is given, and whoever reads the file would meet a value that its own type forbids."""
+    does not check the bytes it is given, and a reader of the file would find a value that its own type forbids."""
     # 10 ** precision, which is 127 bits at most, as two words.
     beyond_low, beyond_high = np.uint64(1), np.uint64(0)
     for _ in range(precision):

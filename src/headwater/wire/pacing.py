@@ -2,7 +2,7 @@
 
 A walsender sends every change with one system call. A reader that drains each at once wakes for each, and makes each
 cost the sender 10 microseconds of CPU; left alone for some milliseconds the kernel merges them, at 4.4. But a single
-change after a quiet time must not wait for company that never comes. So: nap only while data keeps coming in small
+change after a quiet time must not wait for others that never come. So: nap only while data keeps coming in small
 reads.
 """
 

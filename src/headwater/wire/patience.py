@@ -1,11 +1,12 @@
-"""How long an answer is waited for: a server that says nothing is at work, or it is gone, and the socket does not tell.
+"""How long to wait for an answer: a server that sends nothing is either at work or unreachable, and the socket does not show
+which.
 
-TCP sees a host that died. It does not see a proxy that keeps sockets open and forwards nothing, nor a server process that
-hangs. A plain deadline would end what takes its time: making a slot waits for hours, a COPY may filter a large table and
-send nothing. So silence of half the answer timeout leads to a question over a new connection: does the server answer, and
-is this session at work there? One that is stays waited for. Short statements have a deadline besides.
+TCP notices a host that died. It does not notice a proxy that keeps sockets open and forwards nothing, nor a server process that
+hangs. A plain deadline would end statements that legitimately take long: the creation of a slot may be blocked for hours, a COPY
+may filter a large table and send nothing. So after half the answer timeout without a byte, the server is asked over a new
+connection: does it answer, and is this session at work? If so, the wait continues. Short statements have a deadline as well.
 
-A stop of the run makes all of this short: what says nothing for some seconds after it is left.
+A stop of the run makes all of this short: a session that sends nothing for some seconds after it is given up.
 """
 
 from __future__ import annotations
@@ -28,28 +29,28 @@ _DOUBT_SECONDS = 5.0
 
 
 class ServerSilent(ConnectionLost):
-    """The session looks open, and no answer comes."""
+    """The connection looks open, and no answer comes."""
 
 
 class Verdict(StrEnum):
-    """What a server says of a session that has said nothing for a while."""
+    """What the server reports of a session that has sent nothing for a while."""
 
     AT_WORK = "at work"
-    """Or it cannot be known, and the server answers others."""
-    IDLE = "the server believes it has answered"
+    """Or it cannot be known, and the server answers other sessions."""
+    IDLE = "for the server this session is idle: it has sent its answer"
     """An answer may be on its way: asked once more."""
     STUCK = "the server has sent something that did not arrive"
-    GONE = "the server does not know this session"
+    GONE = "the server has no such session any more"
     NO_ANSWER = "the server does not answer a new connection either"
 
 
 class Patience:
-    """One session's, for one statement after the other. Belongs to the thread that waits."""
+    """How long one session is waited for, for one statement after the other. Belongs to the thread that waits."""
 
     def __init__(
         self, settings: ConnectSettings, ask: Callable[[ConnectSettings, int], Verdict] | None, backend_pid: int = 0
     ) -> None:
-        """`ask` asks the server for a session by its number; None for a session that is not asked for."""
+        """`ask` asks the server about a session by its pid; None for a session that is not asked about."""
         self.backend_pid = backend_pid
         self._settings = settings
         self._ask = ask
@@ -61,13 +62,13 @@ class Patience:
         self.begin(None)
 
     def begin(self, longest_seconds: float | None) -> None:
-        """A statement is sent. `longest_seconds` without a byte end it, whatever the server says of it."""
+        """A statement is sent. `longest_seconds` without a byte end the wait, whatever the server reports of the session."""
         self._longest_seconds = longest_seconds
         self._stopped_at = None
         self.heard()
 
     def heard(self) -> None:
-        """Something came."""
+        """Bytes came."""
         self._heard_at = time.monotonic()
         self._ask_at = self._heard_at + self._settings.answer_timeout_seconds / 2
         self._doubted, self._silent = False, None
@@ -86,7 +87,7 @@ class Patience:
         now = time.monotonic()
         self._check_stop(now)
         if self._longest_seconds is not None and now - self._heard_at >= self._longest_seconds:
-            self._silent = silent(self._settings, now - self._heard_at, "a statement that takes a moment got no answer")
+            self._silent = silent(self._settings, now - self._heard_at, "a short statement got no answer")
         elif self._ask is not None and now >= self._ask_at:
             self._judge(self._ask(self._settings, self.backend_pid))
 
@@ -98,9 +99,9 @@ class Patience:
             self._stopped_at = now
         if now - max(self._stopped_at, self._heard_at) >= STOP_SECONDS:
             raise ConnectionLost(
-                f"the wait for the server at {self._settings.address} was ended by the stop of the pipeline",
-                detail=f"nothing came for {now - self._heard_at:.0f} s",
-                hint="Nothing is lost; start the pipeline again to go on.",
+                f"the pipeline was stopped while it waited for the server at {self._settings.address}",
+                detail=f"the server sent nothing for {now - self._heard_at:.0f} s",
+                hint="Nothing is lost; start the pipeline again to continue.",
             )
 
     def _judge(self, verdict: Verdict) -> None:
@@ -117,8 +118,8 @@ class Patience:
 
 def silent(settings: ConnectSettings, seconds: float, why: str) -> ServerSilent:
     return ServerSilent(
-        f"the server at {settings.address} fell silent",
+        f"the server at {settings.address} does not answer",
         detail=f"nothing came for {seconds:.0f} s, and {why}",
         hint="Look for a proxy or load balancer that holds connections open without forwarding, and for a server process that "
-        "hangs; the connection is made again by itself. answer_timeout_ms of the connection sets the patience.",
+        "hangs. Headwater reconnects by itself; answer_timeout_ms of the connection sets how long it waits.",
     )

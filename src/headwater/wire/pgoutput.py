@@ -1,7 +1,7 @@
 """The stream of one replication connection, turned into batches of whole transactions as columns.
 
 Bytes are collected as they come (`feed`) and decoded only when a batch is cut (`seal`), at the last commit seen. RELATION
-is remembered per connection for every table, whoever owns it (invariant 7), and one that says nothing new splits nothing.
+is remembered per connection for every table, whichever worker owns it (invariant 7), and one that says nothing new splits no run.
 Ordinals count a table's row and truncate messages within its transaction (invariant 3).
 """
 
@@ -274,7 +274,7 @@ class _Decoding:
             self._table(int(tables[start]), segment, lines[start:stop], which[start:stop], truncates)
 
     def _find_leaves(self, segment: Segment, count: int) -> None:
-        """A root, then a leaf, then a row of the root. Several tables of one TRUNCATE are told as well before it comes."""
+        """A root, then a leaf, then a row of the root. Before a TRUNCATE of several tables there is a RELATION of each, too."""
         messages = np.flatnonzero(~np.isin(segment.kind[:count], _BETWEEN))
         kind, relid = segment.kind[messages], segment.relid[messages]
         is_relation = kind == RELATION

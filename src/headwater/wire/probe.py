@@ -1,4 +1,4 @@
-"""The question over a new connection: what became of a session that says nothing."""
+"""Asks the server over a new connection what a session does that sends nothing."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def what_became_of(pid: int, ask: Callable[[str], tuple[int, Mapping[str, str | 
     try:
         given, row = ask(_ACTIVITY.format(pid=int(pid)))
     except LimitReached:
-        return Verdict.AT_WORK  # nobody was asked
+        return Verdict.AT_WORK  # this machine could not ask
     except (ConnectError, ConnectionLost) as error:
-        # One that refuses a session (too many, starting, stopping) answers; of the other session nothing is known then.
+        # A server that refuses a session (too many, starting, stopping) answers; of the other session nothing is known then.
         return Verdict.AT_WORK if _REFUSES in error.detail else Verdict.NO_ANSWER
     except HeadwaterError:
         return Verdict.AT_WORK
     if row["own"] != str(given):
-        return Verdict.AT_WORK  # a pooler hands out numbers of its own
+        return Verdict.AT_WORK  # a pooler gives out pids of its own
     if row["pid"] is None:
         return Verdict.GONE
     if row["wait_event"] == "ClientWrite":

@@ -34,7 +34,7 @@ class RelationMessage:
 
     @property
     def flagged(self) -> frozenset[str]:
-        """The columns of its identity; with FULL every column, which tells nothing about the key."""
+        """The columns of its identity; with FULL every column, which says nothing about the key."""
         return frozenset(column.name for column in self.columns if column.key)
 
     def matches(self, schema: ReplicatedTableSchema) -> bool:

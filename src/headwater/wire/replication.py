@@ -1,12 +1,12 @@
-"""The CopyBoth conversation: changes come in as chunks, positions go out as status messages.
+"""CopyBoth mode: changes come in as chunks, positions go out as status messages.
 
 Invariants kept here: the server is never left unanswered (status goes out unasked, on time, from `read` and from
-`tick`), and a position is reported as flushed only after somebody called `confirm` with it, and never moves back.
+`tick`), and a position is reported as flushed only after a call of `confirm` with it, and never moves back.
 
-Nor are we left unanswered: a server that says nothing for a while is asked for a reply, and one that does not give it is gone,
-whatever its socket looks like. Any byte counts. Time in which nobody read is not the server's silence.
+In the other direction: a server that sends nothing for a while is asked for a reply, and one that does not reply counts as
+unreachable, whatever its socket looks like. Any byte counts. Time in which this side did not read does not count as silence.
 
-One thread owns the socket and calls `read`, `tick` and `stop`. Other threads only leave a note and ring: `confirm`,
+One thread owns the socket and calls `read`, `tick` and `stop`. Other threads only set a value and wake the owner: `confirm`,
 `request_reply`, `wake`. OpenSSL objects must not be used by two threads at once, so everything is sent by the owner.
 """
 
@@ -90,7 +90,7 @@ class ReplicationStream:
         self._pacing = Pacing(conversation.transport)
         self._received = 0
         self._ended = False
-        # Of the owner alone.
+        # Used by the owner alone.
         self._reported = ZERO
         self._server_asked = False
         self._due_at = time.monotonic() + status_interval_seconds
@@ -111,12 +111,12 @@ class ReplicationStream:
 
     @property
     def confirmed(self) -> EndLsn:
-        """What the server is, or is about to be, told as flushed; zero until the first `confirm`."""
+        """What was, or is about to be, reported to the server as flushed; zero until the first `confirm`."""
         with self._lock:
             return self._confirmed
 
     def confirm(self, flushed: EndLsn) -> None:
-        """Everything before `flushed` is durable and recorded; the server may forget it. Any thread; sent at once."""
+        """Everything before `flushed` is durable and recorded; the server may remove its WAL. Any thread; sent at once."""
         with self._lock:
             # Below the start it would be a step back: servers before 18 take even that from a client.
             if not flushed > self._confirmed or flushed < self._start:
@@ -125,7 +125,7 @@ class ReplicationStream:
         self._transport.wake()
 
     def request_reply(self) -> None:
-        """Ask the server for a keepalive, which tells how far it is. Any thread; sent at once."""
+        """Ask the server for a keepalive, which carries the server's position. Any thread; sent at once."""
         with self._lock:
             self._reply_wanted = True
         self._transport.wake()
@@ -144,8 +144,8 @@ class ReplicationStream:
         while True:
             lost = self._tick_or_lost()
             lost = self._receive(deadline) or lost
-            # What came before a broken connection is good, and the server's last word is better than "broken"; the next
-            # read meets the break again.
+            # What came before the connection was lost is good, and the server's last message says more than "lost"; the next
+            # read fails again.
             if inbox.whole_bytes:
                 return self._take_chunk()
             if inbox.meets_other and self._take_other():
@@ -163,7 +163,7 @@ class ReplicationStream:
                 self._transport.wait(max(0.0, due_seconds))
 
     def tick(self) -> None:
-        """Send status if it is due or something new is to be said. For an owner that does not want to read just now."""
+        """Send status if it is due or there is something new to report. For an owner that does not want to read just now."""
         self._hear()
         self._send_if_due()
 
@@ -218,7 +218,7 @@ class ReplicationStream:
                 self._conversation.release()
                 return
         except HeadwaterError:
-            pass  # it has ended, though not in order: what was confirmed is confirmed, the rest comes again
+            pass  # it has ended, though with an error: what was confirmed is confirmed, the rest comes again
         self._ended = True
         self._conversation.close()
 
@@ -272,13 +272,13 @@ class ReplicationStream:
             self._woken = False
         if asked:
             self._server_asked = True
-            # If that fails, the chunk is still good; the next read meets the break.
+            # If that fails, the chunk is still good; the next read fails.
             with suppress(ConnectionLost):
                 self._send_if_due()
         return chunk
 
     def _take_other(self) -> bool:
-        """Deal with a message that is no CopyData; False while its rest is on the way."""
+        """Process a message that is no CopyData; False while its rest is on the way."""
         message = self._inbox.message()
         if message is None:
             if self._inbox.receive() == 0:
@@ -293,7 +293,7 @@ class ReplicationStream:
         elif message.kind in (messages.COPY_DONE, messages.COMMAND_COMPLETE):
             error = ConnectionLost(
                 f'server ended the stream of replication slot "{self._slot}"',
-                hint="The server is shutting down; the connection is made again by itself.",
+                hint="The server is shutting down; Headwater reconnects by itself.",
             )
         else:
             error = ProtocolError(f"unexpected message {message.kind!r} in a replication stream")

@@ -1,8 +1,8 @@
 """SASLprep (RFC 4013) as Postgres does it, which is not quite as the RFC says.
 
-ASCII stays as it is, control characters included. What the RFC forbids is no error: the password is then taken
-unchanged. And the forbidden is looked for before normalizing, not after. Each of these is in the server's verifier, so
-a client that is stricter or laxer keeps its user out.
+ASCII stays as it is, control characters included. A character that the RFC forbids is no error: the password is then taken
+unchanged. And forbidden characters are looked for before normalizing, not after. The server's verifier is made in the same way,
+so a client that is stricter or laxer cannot log in with some passwords.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def saslprep(password: str) -> str:
 
 
 class PreparedPassword:
-    """In place of scramp's own: it asks for nothing but the bytes."""
+    """In place of scramp's own, which needs nothing but the bytes."""
 
     __slots__ = ("_bytes",)
 

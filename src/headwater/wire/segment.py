@@ -148,7 +148,7 @@ class Segment:
         return 0 if self.on_disk else len(self.data)
 
     def let_go(self) -> None:
-        """Nobody looks at it for a while: what lies on disk need not lie in memory too."""
+        """It is not read for a while: pages of it that are on disk need not stay in memory."""
         if self._disk is not None:
             self._disk.let_go()
         if self._lists is not None:

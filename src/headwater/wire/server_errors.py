@@ -1,4 +1,4 @@
-"""What the server's ErrorResponse means to us: a class of our tree, and what to do next.
+"""What the server's ErrorResponse means to us: a class of our error tree, and what to do next.
 
 Decided by SQLSTATE and by the routine that raised it, never by the text, which comes in the server's language; only the
 name of pg_hba.conf is the same in each. The server's own words are kept in the detail. Statements are not: they may hold
@@ -51,7 +51,7 @@ def _starting(fields: ErrorFields, settings: ConnectSettings) -> HeadwaterError 
                 f'password of role "{settings.username}" was not accepted at {settings.address}',
                 detail=_words(fields),
                 hint=f"Check it; a new one is set with: ALTER ROLE {identifier(settings.username)} PASSWORD '...'"
-                # With clientcert=verify-full a certificate of another name is told in the same words.
+                # With clientcert=verify-full the server reports a certificate of another name in the same words.
                 + (f" {_COMMON_NAME}" if settings.tls.client_cert is not None else ""),
             )
         case "28000":
@@ -67,11 +67,11 @@ def _starting(fields: ErrorFields, settings: ConnectSettings) -> HeadwaterError 
             return ConnectError(
                 f"server at {settings.address} takes no connections at the moment",
                 detail=_words(fields),
-                hint="The server is starting, stopping or recovering; wait, and look into its log if it lasts.",
+                hint="The server is starting, stopping or recovering; this is retried. If it continues, see the server's log.",
             )
         case "53300":
             return ConnectError(
-                f"server at {settings.address} has no connection left",
+                f"server at {settings.address} has no free connection",
                 detail=_words(fields),
                 hint="Raise max_connections (max_wal_senders for replication), or end sessions that are not needed.",
             )
@@ -86,7 +86,7 @@ def _not_admitted(fields: ErrorFields, settings: ConnectSettings) -> HeadwaterEr
             detail=_words(fields),
             hint=f"Create it with: CREATE ROLE {identifier(role)} LOGIN REPLICATION PASSWORD '...'",
         )
-    # The binding is of another connection, or the server's offer of it did not reach us.
+    # The binding is for another connection, or the server's offer of it did not reach us.
     if "client_final" in fields.routine or "client_first" in fields.routine:
         return channel_differs(settings, _words(fields))
     if fields.routine == "ClientAuthentication" and "pg_hba.conf" not in fields.message:
@@ -111,16 +111,16 @@ def _not_admitted(fields: ErrorFields, settings: ConnectSettings) -> HeadwaterEr
 
 def channel_differs(settings: ConnectSettings, detail: str) -> AuthenticationError:
     return AuthenticationError(
-        f"the TLS connection to {settings.address} does not end at the server that knows the password",
+        f"the TLS connection to {settings.address} does not end at the Postgres server",
         detail=detail,
-        hint="Something between terminates TLS with a certificate of its own. If that is a proxy of yours, connect past it; "
-        'if not, set tls.mode = "verify-full", which refuses a stranger before anything is sent.',
+        hint="A proxy or a man in the middle terminates TLS with a certificate of its own. If it is your proxy, connect to the "
+        'server directly; if not, set tls.mode = "verify-full", which refuses another certificate before anything is sent.',
     )
 
 
 def client_certificate_missing(settings: ConnectSettings, detail: str) -> AuthenticationError:
     return AuthenticationError(
-        f"server at {settings.address} wants a client certificate",
+        f"server at {settings.address} requires a client certificate",
         detail=detail,
         hint="Set tls.client_cert and tls.client_key to a certificate that an authority in the server's ssl_ca_file signed.",
     )
@@ -141,7 +141,7 @@ def _slot(fields: ErrorFields, slot: str | None) -> HeadwaterError | None:
             return SlotError(
                 f"{name} is in use by another session",
                 detail=_words(fields),
-                hint="If that is a run of yours that hangs, end it with pg_terminate_backend(active_pid); see: "
+                hint="If that is a session of this pipeline that hangs, end it with pg_terminate_backend(active_pid); see: "
                 "SELECT slot_name, active_pid FROM pg_replication_slots",
                 # A session whose client died holds the slot until wal_sender_timeout: waiting may be all it takes.
                 retry=Retry.TIMED,
@@ -150,20 +150,20 @@ def _slot(fields: ErrorFields, slot: str | None) -> HeadwaterError | None:
             return SlotError(
                 f"{name} exists already",
                 detail=_words(fields),
-                hint="Use another name, or drop it if nobody reads it: SELECT pg_drop_replication_slot(...)",
+                hint="Use another name, or drop it if it is not needed: SELECT pg_drop_replication_slot(...)",
             )
         case "55000" if slot is not None and fields.routine != "CheckLogicalDecodingRequirements":
             return SlotError(
                 f"{name} cannot serve changes",
                 detail=_words(fields),
                 hint="See why with: SELECT slot_name, plugin, database, wal_status FROM pg_replication_slots "
-                "(a lost slot has to be made anew and its tables copied again; max_slot_wal_keep_size set the bound).",
+                "(a lost slot has to be created again and its tables copied again; max_slot_wal_keep_size is the limit).",
             )
         case "53400" if in_slot_code:
             return SourceSettingsError(
-                "server has no replication slot left",
+                "server has no free replication slot",
                 detail=_words(fields),
-                hint="Drop slots that nobody reads (SELECT slot_name, active FROM pg_replication_slots), or raise "
+                hint="Drop slots that are not needed (SELECT slot_name, active FROM pg_replication_slots), or raise "
                 "max_replication_slots and restart the server.",
             )
     return None
@@ -183,7 +183,8 @@ def _general(fields: ErrorFields, settings: ConnectSettings) -> HeadwaterError |
             return ConnectionLost(
                 f"server at {settings.address} ended the session",
                 detail=_words(fields),
-                hint="The server was stopped, or somebody or a timeout ended this session; it is made again by itself.",
+                hint="The server was stopped, or a timeout or pg_terminate_backend ended this session. Headwater reconnects by "
+                "itself.",
             )
         case "57P04":
             return ConnectionLost(
@@ -230,19 +231,19 @@ def _other(fields: ErrorFields) -> ServerError:
 def _hint(fields: ErrorFields) -> str:
     match fields.sqlstate:
         case "57014":
-            return "Somebody cancelled the statement, or a timeout did; run it again."
+            return "pg_cancel_backend or a timeout cancelled the statement; run it again."
         case state if state == _UNDEFINED_OBJECT:
             return "Create the object that is named, or correct the name; publications are listed in pg_publication."
         case state if state.startswith("22"):
             return f"{_look_in_log(state)} {_ROW_FILTER}"
         case state if state.startswith("XX"):
-            return f"An internal error of the server: a newer minor version may mend it. {_look_in_log(state)} {_ROW_FILTER}"
+            return f"An internal error of the server: a newer minor version may fix it. {_look_in_log(state)} {_ROW_FILTER}"
     return _look_in_log(fields.sqlstate)
 
 
 _ROW_FILTER = (
-    "If it comes with every start, a row filter of the publication fails for a row: mend the filter, and, because changes are "
-    "decoded with the filter as it was then, have the slot made anew and all tables copied again."
+    "If it comes with every start, a row filter of the publication fails for a row: correct the filter, then, because changes "
+    "are decoded with the filter as it was when they were made, have the slot created again and all tables copied again."
 )
 
 
@@ -257,7 +258,7 @@ def _words(fields: ErrorFields) -> str:
 
 
 def without_values(sqlstate: str, message: str, detail: str) -> tuple[str, str]:
-    """What the server said, less the values of rows (invariant 16): messages about data quote them, details about keys show them.
+    """The server's message without values of rows (invariant 16): messages about data quote them, details about keys show them.
 
     The server's log has the whole of it.
     """

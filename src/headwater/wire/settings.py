@@ -23,7 +23,7 @@ _WITH_PORT = re.compile(r"(?:\[(?P<bracketed>[^\[\]]+)\]|(?P<plain>[^:\[\]]+))(?
 
 
 class TargetSessionAttrs(StrEnum):
-    """libpq's target_session_attrs: which of several servers will do."""
+    """libpq's target_session_attrs: which of several servers is acceptable."""
 
     ANY = "any"
     READ_WRITE = "read-write"
@@ -60,10 +60,10 @@ class ConnectSettings:
     connect_timeout_seconds: float = 10.0
     """For each address of each server of the list."""
     answer_timeout_seconds: float = 60.0
-    """How long an open session may say nothing when an answer is due; see `wire.patience`."""
+    """How long an open session may send nothing when an answer is due; see `wire.patience`."""
     interrupt: Event | None = field(default=None, compare=False, repr=False)
-    """The stop of whoever opens sessions with these settings: once it is set, none is waited for long. Stays behind when the
-    settings travel."""
+    """The stop of the run that opens sessions with these settings: once it is set, none is waited for long. Is not pickled with
+    the settings."""
     target_session_attrs: TargetSessionAttrs | None = None
     """None: any server if there is one; of several the primary, since a slot is on one server only."""
     allow_cleartext_password: bool = False
@@ -116,7 +116,7 @@ class ConnectSettings:
     def knows_the_server(self) -> bool:
         """Whether only the server that is meant can be at the other end.
 
-        TLS alone is not enough: `prefer` and `require` take any certificate, so whoever stands between can show one of
+        TLS alone is not enough: `prefer` and `require` take any certificate, so a man in the middle can show one of
         his own and ask for the password.
         """
         if self.is_unix_socket or self.tls.verifies:

@@ -36,7 +36,7 @@ class DiskBuffer:
         self.data: Bytes = np.frombuffer(self._map, np.uint8)
 
     def let_go(self) -> None:
-        """Keep no page of it in our memory; it is read again when somebody looks."""
+        """Keep no page of it in memory; it is read from the file again when it is used."""
         self._map.madvise(mmap.MADV_DONTNEED)
 
 
@@ -46,7 +46,7 @@ class Spool:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self.spilled_bytes = 0
-        """How much went to disk in all, for whoever shows it."""
+        """How much went to disk in all, for the display."""
 
     def buffer(self, size: int) -> DiskBuffer:
         try:
@@ -70,12 +70,12 @@ class Spool:
             raise self._failed(error) from error
 
     def _failed(self, error: OSError) -> SpoolError:
-        hint = "Make room there, or let batch.spool_directory name a larger disk. It is tried again."
+        hint = "Make room there, or set batch.spool_directory to a larger disk. This is retried."
         limit = limit_reached(error, "opening a file")
         if limit is not None and error.errno in (errno.EMFILE, errno.ENFILE):
             hint = limit.hint
         return SpoolError(
-            f"a large transaction could not be kept on disk in {self._directory}", detail=str(error), hint=hint
+            f"a large transaction could not be written to disk in {self._directory}", detail=str(error), hint=hint
         )
 
     def array(self, array: npt.NDArray[_T]) -> npt.NDArray[_T]:
@@ -112,7 +112,7 @@ class MemoryBudget:
         self._held: WeakKeyDictionary[object, int] = WeakKeyDictionary()
 
     def allows(self, holder: object, held_bytes: int) -> bool:
-        """Whether somebody who holds so much may take more."""
+        """Whether a stream that holds so much may take more."""
         with self._lock:
             self._held[holder] = held_bytes
             return sum(self._held.values()) < self._limit_bytes and not self._is_short()

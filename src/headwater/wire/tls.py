@@ -70,7 +70,7 @@ class TlsSession:
                 break
             except ssl.SSLError:
                 if total:
-                    break  # a last word and the end may come in one piece; the next call meets the end again
+                    break  # the last data and the end may come in one piece; the next call reports the end again
                 raise
             if count == 0:
                 break
@@ -131,14 +131,14 @@ def load_client_certificate(context: ssl.SSLContext, tls: TlsConfig) -> None:
 
 
 def _refuse_readable_by_others(key: str) -> None:
-    """libpq's rule, so that a key which one way of connecting refuses is not taken by the other."""
+    """libpq's rule, so that a key which psycopg refuses is not accepted by our own connection."""
     found = os.stat(key)
     allowed = stat.S_IRWXU | (stat.S_IRGRP if found.st_uid == 0 else 0)
     if stat.S_ISREG(found.st_mode) and stat.S_IMODE(found.st_mode) & ~allowed:
         raise TlsError(
-            "client key may be read by others",
+            "client key is readable by other users",
             detail=f"file {key} has mode {stat.S_IMODE(found.st_mode):04o}",
-            hint=f"Close it to others: chmod 600 {key}",
+            hint=f"Remove the rights of others: chmod 600 {key}",
         )
 
 
@@ -197,7 +197,7 @@ def handshake_failed(error: ssl.SSLError, settings: ConnectSettings) -> TlsError
     return TlsError(
         f"TLS handshake with the server at {settings.address} failed",
         detail=str(error.reason or error),
-        hint="Check that the server accepts TLS 1.2 or newer, and that nothing on the way rewrites the connection.",
+        hint="Check that the server accepts TLS 1.2 or newer, and that no proxy on the way changes the connection.",
     )
 
 
@@ -220,7 +220,7 @@ def not_trusted(settings: ConnectSettings, detail: str) -> TlsError:
 
 
 def alerted(settings: ConnectSettings, detail: str) -> TlsError:
-    """The server broke TLS off. With a client certificate that is most likely what it did not like."""
+    """The server ended the TLS handshake. With a client certificate, that is most likely the reason."""
     return TlsError(
         f"server at {settings.address} ended the TLS handshake",
         detail=detail,

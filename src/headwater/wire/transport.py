@@ -28,7 +28,7 @@ _CIPHERTEXT_BYTES = 1 << 20
 _NAP_STEP_SECONDS = 0.002
 # A Unix socket has no receive buffer: what is unread fills the sender's, which a few hundred changes do.
 _LOCAL_NAP_STEP_SECONDS = 0.0005
-# A server that takes nothing for this long while we send is as good as gone.
+# A server that takes nothing for this long while we send counts as unreachable.
 _SEND_STALL_SECONDS = 60.0
 
 
@@ -76,7 +76,7 @@ class Transport:
                 count = self._receive_raw(self._ciphertext)
             except ConnectionLost:
                 if total:
-                    break  # what came before the end is still good; the next call meets the end again
+                    break  # what came before the end is still good; the next call reports the end again
                 raise
             if count == 0:
                 break
@@ -177,7 +177,7 @@ class Transport:
         self._tls, self._ciphertext = session, buffer
 
     def wait_until(self, deadline: float, settings: ConnectSettings) -> None:
-        """Wait for bytes while connecting; past the deadline, say who was silent."""
+        """Wait for bytes while connecting; past the deadline, say which end did not answer."""
         remaining = deadline - time.monotonic()
         if remaining <= 0 or not self.wait(remaining):
             raise timed_out(settings)
@@ -247,8 +247,8 @@ class Transport:
         return ConnectionLost(
             f"connection to the server at {self._address} was lost",
             detail=reason,
-            hint="Look into the server's log for this moment: a restart, an out-of-memory kill, pg_terminate_backend, "
-            "or wal_sender_timeout; the connection is made again by itself.",
+            hint="Look in the server's log at this time for a restart, an out-of-memory kill, pg_terminate_backend or "
+            "wal_sender_timeout. Headwater reconnects by itself.",
         )
 
 

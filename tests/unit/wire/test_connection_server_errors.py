@@ -44,7 +44,7 @@ CASES = [
     ("55006", "ReplicationSlotAcquire", False, "s", SlotError, Retry.TIMED, "pg_terminate_backend"),
     ("42710", "ReplicationSlotCreate", False, "s", SlotError, Retry.NEVER, "pg_drop_replication_slot"),
     ("55000", "StartLogicalReplication", False, "s", SlotError, Retry.NEVER, "wal_status"),
-    ("57P01", "ProcessInterrupts", False, None, ConnectionLost, Retry.TIMED, "again"),
+    ("57P01", "ProcessInterrupts", False, None, ConnectionLost, Retry.TIMED, "reconnects"),
     ("57P04", "ProcessInterrupts", False, None, ConnectionLost, Retry.NEVER, "database"),
     ("42704", "get_publication_by_name", False, "s", ServerError, Retry.NEVER, "pg_publication"),
     ("40001", "heap_update", False, None, ServerError, Retry.TIMED, "40001"),
