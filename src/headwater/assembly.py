@@ -1,6 +1,6 @@
 """The one place that turns settings into objects: store, destination, Spark session, pipeline.
 
-Importing this imports pyspark. Nobody below knows how anything else is made.
+Importing this imports pyspark. No package below this one knows how the parts of another are made.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from headwater.store.from_settings import build_store
 
 
 def build(settings: Settings, *, spark: SparkSession | None = None, progress: Progress | None = None) -> Pipeline:
-    """A pipeline that is ready to start. Without a session given, one is started; whoever calls stops it in the end."""
+    """A pipeline that is ready to start. Without a session given, one is started; the caller stops it in the end."""
     settings.validate()
     session = spark if spark is not None else build_spark(settings)
     store = build_store(settings)

@@ -1,7 +1,7 @@
-"""Where fetched things are kept between runs, and how they get there whole.
+"""Where downloads are kept between runs, and how each becomes visible only when it is complete.
 
-Server binaries, jars and the Java shim live in the user's cache directory, never in the checkout or the package. Knows
-nothing of what it keeps.
+Server binaries, jars and the Java shim are in the user's cache directory, never in the checkout or the package. Does not know
+what it keeps.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def cache_directory() -> Path:
 
 
 def install(target: Path, fill: Callable[[Path], object]) -> Path:
-    """Make the directory `target` once, whatever number of processes ask for it at the same time.
+    """Make the directory `target` once, however many processes ask for it at the same time.
 
     `fill` gets an empty directory beside the target, which takes the target's name only when `fill` has returned: a
     process killed half way leaves nothing that looks finished.

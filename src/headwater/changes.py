@@ -143,7 +143,7 @@ Concatenate = Callable[[Sequence[npt.NDArray[Any]]], npt.NDArray[Any]]
 
 
 def joined(steps: Sequence[Step], concatenate: Concatenate = np.concatenate) -> Sequence[Step]:
-    """Neighbouring runs of one schema become one: segments and repeated RELATIONs leave no trace."""
+    """Neighbouring runs of one schema become one: segments and repeated RELATIONs cut nothing."""
     result: list[Step] = []
     alike: list[ChangeRun] = []
     for step in steps:

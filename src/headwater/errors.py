@@ -1,11 +1,11 @@
-"""The error tree: one base, three parts, and whether trying again can help.
+"""The error tree: one base, three parts, and whether a retry can help.
 
-Every error a person can meet is one of these. `message` names the object in one line, `detail` says what was found against
+Every error that a user can see is one of these. `message` names the object in one line, `detail` says what was found against
 what was expected, `hint` says what to do next. None of the three ever carries a secret: callers pass host and user, never a
 password or a connection string.
 
-An error is a value: nothing of it changes after it was made, for whoever raised it may still hold it. What each one means to
-a pipeline stands here too, in one place: `meaning`.
+An error is a value: nothing of it changes after it was made, since several threads may hold it. What each one means to
+a pipeline is defined here too, in one place: `meaning`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class HeadwaterError(Exception):
     hint: str
     retry: Retry
     table_id: int | None
-    """The table whose trouble it is, where it is one table's."""
+    """The table that failed, if the error is that of one table."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class HeadwaterError(Exception):
         return self._with(retry=retry)
 
     def for_table(self, table_id: int, name: str = "") -> Self:
-        """The same error as one table's; with a name, the message begins with it."""
+        """The same error as that of one table; with a name, the message begins with it."""
         return self._with(table_id=table_id, message=f"table {name}: {self.message}" if name else self.message)
 
     def _with(self, **changes: Any) -> Self:
@@ -110,26 +110,26 @@ class SourceError(HeadwaterError):
 
 
 class ConnectError(SourceError):
-    """The server could not be reached."""
+    """The server is unreachable, or refused the connection."""
 
     default_retry = Retry.TIMED
 
 
 class ConnectionLost(SourceError):
-    """An established connection ended under us."""
+    """An established connection was lost."""
 
     default_retry = Retry.TIMED
 
 
 class LimitReached(ConnectError):
-    """This process or this machine gives no more files, threads or memory for now. Nobody was asked, and nobody is to blame.
+    """A limit of this process or this machine was reached: no more files, threads or memory for now.
 
-    Wherever a server that cannot be reached is waited for, this is too.
+    Handled like a server that is unreachable: the pipeline waits and retries, and no table is marked failed.
     """
 
 
 class AuthenticationError(SourceError):
-    """The server did not accept who we are."""
+    """The server did not accept the role, its password or its certificate."""
 
 
 class TlsError(SourceError):
@@ -141,7 +141,7 @@ class PrivilegeError(SourceError):
 
 
 class SourceSettingsError(SourceError):
-    """A server setting (wal_level, max_replication_slots ...) rules the work out."""
+    """A server setting (wal_level, max_replication_slots ...) makes the work impossible."""
 
 
 class ServerError(SourceError):
@@ -159,11 +159,11 @@ class PublicationMissing(ServerError):
 
 
 class SlotError(SourceError):
-    """A replication slot is missing, lost, taken, or not ours."""
+    """A replication slot is missing, invalidated, in use, or not ours."""
 
 
 class ProtocolError(HeadwaterError):
-    """Bytes that are not what the protocol promises. `offset` is where, from the start of the bytes given."""
+    """Bytes that do not follow the protocol. `offset` says where, from the start of the bytes given."""
 
     def __init__(
         self, message: str, *, offset: int = 0, detail: str = "", hint: str = "", retry: Retry | None = None
@@ -185,21 +185,21 @@ class SpoolError(HeadwaterError):
 
 
 class SchemaError(HeadwaterError):
-    """A table's columns, types or identity cannot be replicated as they are."""
+    """A table's columns, types or replica identity cannot be replicated as they are."""
 
 
 class ValueOutOfRange(HeadwaterError):
-    """A value has no exact counterpart in the lake's type, and no policy for it was chosen."""
+    """A value has no exact counterpart in the column's type in the lake, and no policy for it was chosen."""
 
     default_retry = Retry.MANUAL
 
 
 class StateError(HeadwaterError):
-    """A transition that the table of states does not know."""
+    """A transition that is not in the table of states."""
 
 
 class StoreError(HeadwaterError):
-    """The store refused or holds something it should not."""
+    """The store refused a statement, or holds something that it should not."""
 
 
 class StoreUnavailable(StoreError):
@@ -219,7 +219,7 @@ class DestinationUnavailable(DestinationError):
 
 
 class LakeCommitUnknown(DestinationError):
-    """A lake commit whose outcome could not be learnt; the watermark decides."""
+    """A lake commit whose outcome is unknown; the watermark in the table shows whether it was done."""
 
 
 class WatermarkError(DestinationError):
@@ -229,11 +229,11 @@ class WatermarkError(DestinationError):
 
 
 class ChangeRefused(DestinationError):
-    """A change that cannot be applied to its table as it is. Always that table's own; a new copy of it is exact again."""
+    """A change that cannot be applied to its table as it is. Always that table's own error; a new copy makes it exact again."""
 
 
 class LakeTableError(DestinationError):
-    """Writes to one lake table fail while the lake and its other tables work. Always that table's own."""
+    """Writes to one lake table fail while the lake and its other tables work. Always that table's own error."""
 
 
 class LakeTableTaken(DestinationError):
@@ -241,13 +241,13 @@ class LakeTableTaken(DestinationError):
 
 
 class StartAgain(HeadwaterError):
-    """No error of the table's: it goes back to Init, and its copy starts again soon."""
+    """Not recorded as an error of the table: it goes back to Init, and its copy starts again soon."""
 
     default_retry = Retry.TIMED
 
 
 class SparkLost(HeadwaterError):
-    """The JVM that runs Spark is gone; commits under way are unknown."""
+    """The JVM that runs Spark has ended; the outcome of commits under way is unknown."""
 
 
 class PipelineLocked(HeadwaterError):
@@ -266,7 +266,7 @@ class Meaning(StrEnum):
     START_AGAIN = "start again"
     """The copy starts again; no error is recorded."""
     TABLE = "table"
-    """The error of the table it was met with, by its `retry`; where it concerns no single table, of the run."""
+    """The error of the table whose work raised it, by its `retry`; where no single table is concerned, of the run."""
     FATAL = "fatal"
     """The run ends."""
     STOPPING = "stopping"
@@ -300,7 +300,7 @@ def passes(error: HeadwaterError) -> bool:
 
 
 def error_to_json(error: HeadwaterError) -> dict[str, Any]:
-    """All of an error but its cause and traceback. One of a class from elsewhere becomes the nearest that stands here."""
+    """All of an error but its cause and traceback. A class of another module becomes its nearest base class of this one."""
     names = (cls.__name__ for cls in type(error).__mro__ if globals().get(cls.__name__) is cls)
     return {**error.__dict__, "class": next(names)}
 
@@ -321,7 +321,8 @@ class _Values:
 
 
 def show_values(shown: bool) -> None:
-    """Whether what others say may be told with the values of rows that it quotes. Off, unless a person asked for it."""
+    """Whether messages of Postgres, Spark and Arrow may be shown with the values of rows that they quote. Off, unless a setting
+    turns it on."""
     _Values.shown = shown
 
 
@@ -330,17 +331,17 @@ def values_are_shown() -> bool:
 
 
 def said_by(error: BaseException) -> str:
-    """What an error that is not ours says, without values of rows (invariant 16).
+    """The message of an error that is not ours, without values of rows (invariant 16).
 
-    Python's and Arrow's own errors about values quote them; of those only the class is told.
+    Python's and Arrow's own errors about values quote them; of those only the class is shown.
     """
     if not values_are_shown() and isinstance(error, (ValueError, TypeError, ArithmeticError, LookupError)):
-        return f"{type(error).__name__}; its message is left out, since it may hold values of rows"
+        return f"{type(error).__name__}; its message is not shown, since it may hold values of rows"
     return f"{type(error).__name__}: {error}"
 
 
 class Lines(str):
-    """A text whose newlines are ours, and stay lines where it is shown."""
+    """A text whose newlines are our own, and are kept as line breaks where it is shown."""
 
     __slots__ = ()
 

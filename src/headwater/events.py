@@ -1,4 +1,4 @@
-"""What the engine moves: whole transactions as columns, and a row-wise view of them for those who ask.
+"""What the engine moves: whole transactions as columns, and a row-wise view of them for destinations that ask for it.
 
 An `EventBatch` holds, for each table, an ordered list of steps: runs of changes under one schema version, with truncates
 between them. Columns are Arrow arrays; nothing here makes a Python object per value until `EventBatch.events()` or
@@ -251,7 +251,8 @@ class TableRows:
     make_dataframe: Callable[[], DataFrame]
     batches: Callable[[], Iterator[pa.RecordBatch]]
     take_over: bool = False
-    """A person said that whatever the destination has under this table's name may be replaced, whoever wrote it."""
+    """The user allowed (`headwater resync --take-over`) that a table of this name in the destination is replaced, even one of
+    another owner."""
 
     @property
     def dataframe(self) -> DataFrame:

@@ -1,8 +1,9 @@
 """Limits of this process and this machine: files, threads, memory for a socket, room on a disk.
 
-Whoever meets one has done nothing wrong, and meets it no more once others have let go or a person has raised it: it is waited for
-like a server that is unreachable. The system's number tells it; libraries that keep only its text, or hide it behind a failure to
-look up a name or to read a file, are found out by their text, or by trying whether a file can be opened now.
+A limit that is reached is no error of a table or of a setting of the pipeline: it passes when other work releases what it has, or
+when the operator raises the limit. So it is waited for like a server that is unreachable. It is recognised by its errno. Some
+libraries keep only the text, or report it as a failure to look up a name or to read a file; then the text decides, or a test
+whether a file can be opened now.
 """
 
 from __future__ import annotations
@@ -16,23 +17,23 @@ from headwater.errors import LimitReached
 
 _FILES = (
     "Raise the limit (`ulimit -n`, LimitNOFILE= of a systemd unit, --ulimit nofile= of a container), or close what else this "
-    "process has open. It is tried again."
+    "process has open. Headwater retries."
 )
-_MEMORY = "Free memory on this machine, or raise the limit of the container. It is tried again."
+_MEMORY = "Free memory on this machine, or raise the limit of the container. Headwater retries."
 _LIMITS = {
-    errno.EMFILE: ("this process has as many files and sockets open as it may", _FILES),
+    errno.EMFILE: ("this process has reached its limit of open files and sockets", _FILES),
     errno.ENFILE: (
-        "this machine has as many files and sockets open as it may",
-        "Raise the sysctl fs.file-max, or end what holds them. It is tried again.",
+        "this machine has reached its limit of open files and sockets",
+        "Raise the sysctl fs.file-max, or end the processes that hold them. Headwater retries.",
     ),
     errno.ENOBUFS: ("the system has no memory for a socket", _MEMORY),
     errno.ENOMEM: ("the system gives no more memory", _MEMORY),
-    errno.ENOSPC: ("the disk is full", "Make room there. It is tried again."),
-    errno.EDQUOT: ("the quota of the disk is used up", "Make room there, or raise the quota. It is tried again."),
+    errno.ENOSPC: ("the disk is full", "Free space on it. Headwater retries."),
+    errno.EDQUOT: ("the disk quota is used up", "Free space, or raise the quota. Headwater retries."),
 }
 _THREADS = (
     "this process can start no more threads",
-    "Raise the limit (`ulimit -u`, TasksMax= of a systemd unit, --pids-limit of a container), or free memory. It is tried again.",
+    "Raise the limit (`ulimit -u`, TasksMax= of a systemd unit, --pids-limit of a container), or free memory. Headwater retries.",
 )
 _NO_THREAD = "can't start new thread"
 _TOLD_BY_TEXT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -51,7 +52,7 @@ def limit_reached(error: BaseException, doing: str) -> LimitReached | None:
 
 
 def limit_told(text: str, doing: str) -> LimitReached | None:
-    """The same for a library that gives text only. No more files is also found by trying, whatever the text says."""
+    """The same for a library that gives text only. The limit of open files is also tested for, whatever the text says."""
     for number in _TOLD_BY_TEXT:
         if os.strerror(number) in text:
             return _named(_LIMITS[number], doing, os.strerror(number))

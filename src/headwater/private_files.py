@@ -1,9 +1,9 @@
-"""Directories and files of ours that other users of the machine can neither read nor have prepared for us.
+"""Directories and files of Headwater that other users of the machine can neither read nor create in advance.
 
-Names under the system's temporary directory can be guessed, and whoever makes a directory first owns it: he reads the rows that
-we put there, or has a link lead our writes and our cleaning up elsewhere. So a path is looked at component by component: below a
-directory that everybody may write to, the next one must be ours or root's, and no link. What we make has mode 0700, files 0600;
-the modes of what a person made stay as they are.
+Names under the system's temporary directory can be guessed, and the user who creates a directory first owns it: that user could
+read the rows that we put there, or redirect our writes and deletes with a link. So a path is checked component by component:
+below a directory that every user may write to, the next one must be ours or root's, and no link. Directories that we create have
+mode 0700, files 0600; the modes of what the user created stay as they are.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ def make_directory(path: Path) -> Path:
             try:
                 os.mkdir(directory, DIRECTORY_MODE)
             except FileExistsError:
-                continue  # somebody was faster; who that was is looked at below
+                continue  # created by another process meanwhile; its owner is checked below
     path.mkdir(exist_ok=True)
     check_path(path)
     return path
 
 
 def own_directory(path: Path) -> Path:
-    """A directory for nobody else's eyes, made if missing: it and the one above it are ours, and it is closed to others."""
+    """A directory that other users cannot read, created if missing: it and the one above it are ours, with mode 0700."""
     make_directory(path)
     for directory in (path.parent, path):
         check_owner(directory)
@@ -73,7 +73,7 @@ def check_owner(path: Path) -> None:
 
 
 def check_path(path: Path) -> None:
-    """ConfigError if some other user may have put there what the path leads to. What does not exist yet is nobody's."""
+    """ConfigError if another user may have put there what the path leads to. A path that does not exist yet passes."""
     path = path.absolute()
     parent = Path(path.anchor)
     for name in path.parts[1:]:
@@ -81,7 +81,7 @@ def check_path(path: Path) -> None:
         try:
             found, above = os.lstat(current), os.stat(parent)
         except OSError:
-            return  # not there, or not for us to see: whoever uses it is told
+            return  # does not exist, or may not be read: to use it then fails
         if above.st_mode & stat.S_IWOTH:
             if stat.S_ISLNK(found.st_mode):
                 raise _refused(current, f"it is a symbolic link in {parent}, to which every user may write")
@@ -106,8 +106,8 @@ def _is_ours(found: os.stat_result) -> bool:
 
 def _refused(path: Path, why: str) -> ConfigError:
     return ConfigError(
-        f"{path} cannot be trusted",
+        f"{path} is not safe: another user could read or replace it",
         detail=why,
-        hint="Remove it if it is left over, or name a directory that only you can write to: destination.warehouse, "
+        hint="Remove it if it is not needed, or name a directory that only you can write to: destination.warehouse, "
         "batch.spool_directory, or the environment variables TMPDIR and XDG_CACHE_HOME.",
     )

@@ -1,7 +1,7 @@
 """Table states: one pure table of transitions, with who may make them and what a crash leads to.
 
-No I/O and no clock. `SyncWait` and `Catchup` live in memory only; everything else is recorded by the store. Every way back
-from `Errored` leads through `Init` and a new copy (invariant 15).
+No I/O and no clock. `SyncWait` and `Catchup` are kept in memory only; the others are recorded by the store. Every way out
+of `Errored` leads through `Init` and a new copy (invariant 15).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Actor(StrEnum):
     TABLE_SYNC = "table sync worker"
     APPLY = "apply worker"
     CATALOG = "look at the catalog"
-    """What the stream does not tell has made the table another one: a column, its identity, its place in the publication."""
+    """The catalog shows a change of the table that the stream does not: a column, its identity, its place in the publication."""
     USER = "user"
 
 
@@ -59,10 +59,10 @@ class TableState:
     solution: str = ""
     retry_policy: RetryPolicy | None = None
     take_over: bool = False
-    """A person asked for a copy that may replace another owner's rows. Kept until that copy is finished."""
+    """The user asked for a copy that may replace another owner's rows. Kept until that copy is finished."""
     copied: bool = field(default=False, compare=False)
-    """Whether a copy of the table was completed before: `table_sync_copy` skips the first one only. Travels with the state and
-    tells no two states apart."""
+    """Whether a copy of the table was completed before: `table_sync_copy` skips the first one only. Kept with the state; two
+    states that differ in it alone are equal."""
 
     def __str__(self) -> str:
         return f"{self.phase.value}({self.lsn})" if self.lsn is not None else self.phase.value
@@ -184,7 +184,7 @@ def state_from_json(value: dict[str, Any]) -> TableState:
             datetime.fromisoformat(retry["next_retry"]) if retry["next_retry"] else None,
             retry["attempts"],
         ),
-        # Recorded by a version that did not say: whatever was copied has a phase behind it that only a copy leads to.
+        # Recorded by a version without this field: a table that was copied is in, or was in, a phase that only a copy leads to.
         copied=value.get("copied", value["phase"] in (Phase.SYNC_DONE, Phase.READY)),
         take_over=value.get("take_over", False),
     )

@@ -1,6 +1,6 @@
 """The page of table states as Markdown, made from the one table of transitions. docs/table-states.md is it; a test says so.
 
-`python -m headwater.states_diagram docs/table-states.md` writes it anew.
+`python -m headwater.states_diagram docs/table-states.md` writes it again.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ _NAMES = {phase: "".join(word.title() for word in phase.value.split("_")) for ph
 _MEANING = {
     Phase.INIT: "waits for a table sync worker",
     Phase.DATA_SYNC: "its rows are being copied",
-    Phase.FINISHED_COPY: "the copy is durable; its worker follows its own slot to come close",
-    Phase.SYNC_WAIT: "close enough; its worker waits for the apply worker's answer",
+    Phase.FINISHED_COPY: "the copy is durable; its worker follows its own slot until it is close to the server's position",
+    Phase.SYNC_WAIT: "its worker is close to the server's position and waits for the apply worker's answer",
     Phase.CATCHUP: "its worker writes up to the apply worker's position; the apply worker begins no batch",
     Phase.SYNC_DONE: "handed over at a position; the apply worker owns every transaction that commits at or past it",
     Phase.READY: "the apply worker has confirmed past that position and owns the table",
@@ -29,8 +29,8 @@ _INTRODUCTION = """\
 
 Made from `headwater.states` by `python -m headwater.states_diagram docs/table-states.md`; a test fails when it is stale.
 
-Besides what is drawn, every state leads back to `Init`, which is a new copy: when the user asks for it (`headwater resync`), and
-when the look at the catalog finds that the table is another one."""
+Besides the transitions in the diagram, every state can lead back to `Init`, which is a new copy: when the user asks for it
+(`headwater resync`), and when a look at the catalog finds a change that needs one."""
 
 
 def page() -> str:
@@ -53,11 +53,11 @@ def _diagram() -> Iterator[str]:
     yield "    classDef memory stroke-dasharray: 4 4"
     yield "```"
     yield ""
-    yield "States with a dashed border live in memory only."
+    yield "States with a dashed border are kept in memory only."
 
 
 def _who(source: Phase, target: Phase) -> list[str]:
-    """Who may make this transition; ways from every state are told once, in words."""
+    """Who may make this transition; transitions that start from every state are given once, in words."""
     actors = (actor for actor in Actor if actor not in FROM_EVERY_STATE)
     return [actor.value for actor in actors if target in TRANSITIONS.get((source, actor), frozenset())]
 

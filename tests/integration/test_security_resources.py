@@ -40,7 +40,7 @@ from tests.integration.running_pipeline import RunningIntoMemory, running
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-FILES = "this process has as many files and sockets open as it may"
+FILES = "this process has reached its limit of open files and sockets"
 THREADS = "this process can start no more threads"
 STANDARD_FILES = 3
 # No system has room for the stack of such a thread.

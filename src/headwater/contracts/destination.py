@@ -21,24 +21,25 @@ from headwater.schema.table import ReplicatedTableSchema, TableId
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """What a destination may know of the run it serves."""
+    """What a destination is given about the run that calls it."""
 
     pipeline_id: int
     system_identifier: str
     read_source_rows: Callable[[ReplicatedTableSchema, pa.Table], SourceRead]
-    """Reads the present rows of the given keys (columns of `schema.key`) from the source; rows that are gone are missing in
-    the answer. For the rare change that refers to a value which no one else has (invariant 12). The answer is younger than
-    the batch: whether it may be used, and what to do if not, is said at `WriteEventsResult.reads_on`."""
+    """Reads the current rows of the given keys (columns of `schema.key`) from the source; rows that do not exist any more are
+    missing in the answer. For the rare change that refers to a value which neither the batch nor the destination has
+    (invariant 12). The answer is newer than the batch: `WriteEventsResult.reads_on` says whether it may be used, and what to do
+    if not."""
     database_oid: int = 0
-    """With the system identifier and a table's oid: names the one source table that a lake table mirrors."""
+    """With the system identifier and a table's oid, identifies the source table that a lake table mirrors."""
     run_token: str = ""
-    """Names this run. It goes into each watermark, so that what a lost run still commits can be recognised."""
+    """Identifies this run. It goes into each watermark, so that commits of a run that lost its lock can be recognised."""
     timeline: Callable[[], int | None] = lambda: None
     """The source's timeline as the apply worker follows it now; None while that is not known."""
 
 
 class Destination(ABC):
-    """Where rows and changes go. Delivery is at least once: every write may come again after a failure or a restart."""
+    """Where rows and changes are written. Delivery is at least once: every write may come again after a failure or a restart."""
 
     @classmethod
     @abstractmethod
@@ -54,19 +55,19 @@ class Destination(ABC):
     def furthest_position(self, table_ids: Sequence[TableId]) -> EndLsn | None:
         """Just past the last change that any of these tables holds, if the destination keeps positions with its data.
 
-        Called after `start`, before any write, and again when the source answers as another server; may block. A
-        destination that is ahead of its source has what the source lost: after a failover, or in front of a restored
-        backup, when the store went back with the source. The default, None, leaves that to what the store recorded.
+        Called after `start`, before any write, and again when the system identifier or the timeline of the source has changed;
+        may block. A destination that is ahead of its source has changes that the source lost: after a failover, or after a
+        backup was restored that contained the store as well. With the default, None, only what the store recorded is compared.
         """
         return None
 
     def missing_tables(self, table_ids: Sequence[TableId]) -> Mapping[TableId, HeadwaterError]:
         """Which of these tables the destination does not have as the store recorded them, and what it found instead.
 
-        Called after `start`, before any write, for tables that are not to be copied anyway; may block. Gone, without a
-        position, of another copy, behind what was recorded, or another owner's: the table errs at once, by its error's
-        `retry`. The default, none, leaves it to the first write to find out. Usual mistake: to name every table
-        while the destination is unreachable; raise DestinationUnavailable then.
+        Called after `start`, before any write, for tables that are not to be copied anyway; may block. Return a table that does
+        not exist any more, has no position, is of another copy, is behind what was recorded, or belongs to another owner: it is
+        set to errored at once, with its error's `retry`. With the default, none, the first write finds it out. Usual mistake:
+        to return every table while the destination is unreachable; raise DestinationUnavailable then.
         """
         return {}
 
@@ -77,8 +78,8 @@ class Destination(ABC):
         """End the old copy of a table, before its state in the store is cleared and a new copy begins.
 
         Called by a table sync worker's thread with the schema that was stored for the old copy; the engine waits for the
-        result at once. Must bear being called twice, and for a table that is not there. Usual mistake: to fail when the
-        object is already gone.
+        result at once. Must accept being called twice, and for a table that does not exist. Usual mistake: to fail when the
+        object was already dropped.
         """
 
     @abstractmethod
@@ -89,7 +90,7 @@ class Destination(ABC):
 
         Called by a table sync worker's thread, once for a copy, also when the table is empty, so that the object exists
         before changes come. The engine waits for the result at once. A copy that failed is started again with a new epoch:
-        must bear being called again. Usual mistake: to append to what an earlier, broken copy left.
+        must accept being called again. Usual mistake: to append to rows that an earlier, failed copy left.
         """
 
     @abstractmethod
@@ -97,9 +98,9 @@ class Destination(ABC):
         """Write whole transactions.
 
         Called by the apply worker for its tables, and by table sync workers while they catch up. May return before the
-        work is done: the engine fills the next batch meanwhile, and hands it over only after this result is completed.
-        Where single tables fail and the rest is durable, `result.failed_tables` says which: they are errored, the rest
-        counts. A result that is dropped is a failure; so is one that misses `destination_deadline_ms`, where it is set.
-        After a failure or a restart the same transactions come again, perhaps cut into other batches. Usual mistake: to
-        remember what was written anywhere else than in the write itself.
+        work is done: the engine fills the next batch meanwhile, and passes it on only after this result is completed.
+        If single tables fail and the rest is durable, name them with `result.failed_tables`: they are set to errored, and the
+        rest counts as written. A result that is dropped is a failure; so is one that misses `destination_deadline_ms`, if that
+        is set. After a failure or a restart the same transactions come again, perhaps cut into other batches. Usual mistake: to
+        record the position that was written anywhere else than in the write itself.
         """

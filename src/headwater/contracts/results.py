@@ -1,8 +1,8 @@
 """The handle a destination completes to say that what it was given is durable.
 
-A handle is completed once, from any thread. One that nobody refers to any more without having been completed fails by
-itself: a destination that forgot it is a destination error, not a pipeline that waits for ever. Where a deadline is set, one
-that is not completed in time fails too, and what comes after that is ignored.
+A handle is completed once, from any thread. If it is garbage collected before that, it fails: a destination that forgot it
+causes a destination error, and not a pipeline that waits for ever. Where a deadline is set, a handle that is not completed in
+time fails too, and a later completion is ignored.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Result:
         return DestinationError(
             f"the destination failed in {self.what}",
             detail=said_by(error),
-            hint="Look at the destination's own log; the batch is tried again.",
+            hint="See the destination's own log; the batch is retried.",
         )
 
 
@@ -128,22 +128,22 @@ class WriteEventsResult(Result):
         self._completion.missed = dict(changes)
 
     def reads_on(self, reads: Mapping[TableId, SourceRead]) -> None:
-        """These tables, which `failed_tables` names as well, wait for what the stream says until the read's position.
+        """These tables, which `failed_tables` names as well, need the stream up to the position of the read.
 
-        What was read in the source is younger than the batch, and the row may have been changed, deleted or replaced by another
-        in between. It is the row meant, if the transaction that wrote it is the last one in the batch that changed it; or if
+        What was read in the source is newer than the batch, and the row may have been changed, deleted or replaced by another
+        in between. It is the right row if the transaction that wrote it is the last one in the batch that changed it; or if
         the batch holds all until the read's position, and the read has seen the transaction that gave the row its key. If
-        neither is so, say it here: the batch comes again with what followed it and with the read (`EventBatch.reads`), or,
-        where too much followed, the table's error counts.
+        neither is so, call this: the batch comes again together with the transactions after it and with the read
+        (`EventBatch.reads`), or, where too many followed, the table's error counts.
         """
         self._completion.reads = dict(reads)
 
     def failed_tables(self, errors: Mapping[TableId, Exception]) -> None:
         """The named tables failed, everything else of this call is durable.
 
-        For trouble that is a table's own: each of them is recorded as errored, by its error's `retry`, and comes back
-        through a new copy; the others go on. An error that says the destination is out of reach is nobody's own, and
-        the whole batch is tried again.
+        For errors of single tables: each of these tables is recorded as errored, with its error's `retry`, and comes back
+        through a new copy; the others continue. With an error that means that the destination is unreachable, no table is
+        marked failed, and the whole batch is retried.
         """
         self._completion.complete(None, {table: self._explained(error) for table, error in errors.items()})
 
@@ -199,9 +199,9 @@ class PendingResult:
         self.raise_if_failed()
 
     def _look_at_deadline(self) -> None:
-        """Fail the handle if its time is over.
+        """Fail the handle if its deadline has passed.
 
-        Never tried again by itself: the destination may still be at it, and there is one call for a table at a time.
+        Not retried automatically: the destination may still be writing, and there is one call for a table at a time.
         """
         limit = self._deadline_seconds
         if limit is None or time.monotonic() - self._started < limit or self._completion.done:
@@ -209,8 +209,8 @@ class PendingResult:
         self._completion.complete(
             DestinationError(
                 f"the destination missed the deadline of {self._what}",
-                detail=f"the result was not completed within {limit:g} s; whether anything was written is not known",
-                hint="See what the destination waits for, or raise destination_deadline_ms; then start the pipeline again.",
+                detail=f"the result was not completed within {limit:g} s; it is unknown whether anything was written",
+                hint="Find out what the destination waits for, or raise destination_deadline_ms; then start the pipeline again.",
                 retry=Retry.MANUAL,
             )
         )

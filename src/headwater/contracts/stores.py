@@ -1,8 +1,8 @@
 """The contracts of a store: schemas, states and progress, and the lifecycle operations over all of them.
 
 All methods are called from several threads at once and must be thread-safe. A store keeps a cache: `get_*` of states and
-metadata read the cache, `load_*` fill it once at start. A store that is out of reach raises StoreUnavailable, which is
-never a table's error (invariant 15).
+metadata read the cache, `load_*` fill it once at start. A store that is unreachable raises StoreUnavailable; then no table is
+marked failed (invariant 15).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ APPLY = WorkerType()
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """Whose WAL all recorded positions count: one cluster, on one timeline. A position means nothing on another one."""
+    """The cluster and the timeline whose WAL all recorded positions refer to. On another one they mean nothing."""
 
     system_identifier: str
     timeline: int
@@ -81,8 +81,8 @@ class StateStore(ABC):
     """Table states, durable progress and destination metadata."""
 
     def interrupt_with(self, stop: Event) -> None:  # noqa: B027 - optional
-        """Called once before `start`. Once `stop` is set the run is ending, and a call that waits for a server that says nothing
-        should give up within seconds, with StoreUnavailable. May be left out by a store that never waits."""
+        """Called once before `start`. Once `stop` is set the run is ending, and a call that waits for a server that does not
+        answer should give up within seconds, with StoreUnavailable. A store that never waits need not implement it."""
 
     def is_in(self, source: ConnectSettings) -> bool:
         """Whether what is recorded goes into the source database itself. Called at start, before `start`: only then must the
@@ -98,12 +98,12 @@ class StateStore(ABC):
     def begin_run(self, token: str) -> None:  # noqa: B027 - optional
         """This object writes for the run `token` from here on, and no earlier run writes any more.
 
-        Called by the pipeline, once a run, when it has the pipeline's lock and before anything is recorded. A lock can be lost
-        without the loser noticing (its process was stopped, its network was cut), so for a short while two runs may
+        Called by the pipeline, once a run, when it has the pipeline's lock and before anything is recorded. A run can lose the
+        lock without noticing (its process was stopped, its network was cut), so for a short while two runs may
         both believe that they hold it. A store that another process can reach must record the token and refuse every
         write of an object whose token is another one: in the same atomic step as the write, with PipelineLocked.
         Objects on which this was never called belong to commands, which write beside a run on purpose. The default does
-        nothing, for stores that end with their process. Usual mistake: to look at the token first and write afterwards.
+        nothing, for stores that end with their process. Usual mistake: to check the token first and write afterwards.
         """
 
     def check_run(self) -> None:  # noqa: B027 - optional
@@ -119,16 +119,16 @@ class StateStore(ABC):
     def load_table_states(self) -> int:
         """Fill the cache from persistent storage: at start, and every few seconds of a run.
 
-        So a running pipeline notices that a person asked for a new copy of a table, by setting its state to Init. It
+        So a running pipeline notices that the user asked for a new copy of a table, by setting its state to Init. It
         must only read: an idle pipeline writes nothing (invariant 9).
         """
 
     @abstractmethod
     def update_table_states(self, updates: Sequence[tuple[TableId, TableState]]) -> None:
-        """All or none, in cache and storage. A state that lives in memory only is refused.
+        """All or none, in cache and storage. A state that is kept in memory only is refused.
 
-        Where the storage has an Init that the cache does not know, another process has put it there to ask for a new
-        copy, and it stays; the next `load_table_states` shows it. A store that nobody else writes need not look.
+        Where the storage has an Init that the cache does not have, another process has put it there to ask for a new
+        copy, and it stays; the next `load_table_states` shows it. A store that no other process writes need not check this.
         """
 
     def update_table_state(self, table_id: TableId, state: TableState) -> None:
@@ -147,21 +147,22 @@ class StateStore(ABC):
 
     @abstractmethod
     def delete_replication_progress(self, worker_type: WorkerType) -> None:
-        """Forget a worker's progress, when its slot's lineage is reset on purpose."""
+        """Delete a worker's progress, when its slot's lineage is reset on purpose."""
 
     @abstractmethod
     def get_lineage(self) -> Lineage | None:
-        """What `record_lineage` recorded last; None before the first time. Read at start and when the source is met again."""
+        """What `record_lineage` recorded last; None before the first time. Read at start and after a reconnect to the source."""
 
     @abstractmethod
     def record_lineage(self, lineage: Lineage) -> None:
-        """Remember whom the recorded positions belong to. Called before the first position of a lineage is recorded."""
+        """Record which cluster and timeline the recorded positions belong to. Called before the first position of a lineage is
+        recorded."""
 
     def get_table_fingerprints(self) -> Mapping[TableId, str]:
         """All that `store_table_fingerprints` recorded, from storage. Called once, at start.
 
-        A fingerprint is what the catalog said of a table when it was copied; opaque text. The default keeps none: then
-        every start is in doubt about every table, says so, and copies it again.
+        A fingerprint is what the catalog showed of a table when it was copied; opaque text. The default keeps none: then
+        every start copies every table again, with a log line that says why.
         """
         return {}
 
@@ -178,7 +179,7 @@ class StateStore(ABC):
             raise StoreError(
                 f"the schema of destination table {metadata.destination_table_id} is not fully applied",
                 detail=f"its status is {metadata.schema_status}",
-                hint="Start the pipeline again; the table is copied again if it cannot go on.",
+                hint="Start the pipeline again; the table is copied again if it cannot continue.",
             )
         return metadata
 
@@ -224,7 +225,7 @@ class TableStateLifecycleStore(ABC):
         return self.apply_table_state_operation(TableStateOperation(OperationKind.RESET_FOR_RESYNC))
 
     def delete_table_state(self, table_id: TableId) -> None:
-        """Everything we own about a table that left the publication. The destination's table is not touched."""
+        """Delete all that is recorded of a table that left the publication. The destination's table is not touched."""
         self.apply_table_state_operation(TableStateOperation(OperationKind.DELETE, table_id))
 
 

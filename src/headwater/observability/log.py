@@ -1,9 +1,9 @@
-"""Logging for people: one plain line an event on standard error, and no secret in any of them.
+"""Logging: one plain line for each event on standard error, and no secret in any of them.
 
-The standard library's logging, so that whoever embeds Headwater configures it as usual; `configure` is for the
-command line. Refusing secrets happens in the formatter, after arguments and tracebacks have become text: a filter on
-records would miss both. So does escaping what others put into names and messages: an entry begins at the start of a line, and
-nothing else does.
+The standard library's logging, so that a program that embeds Headwater configures it as usual; `configure` is for the
+command line. Secrets are removed in the formatter, after arguments and tracebacks have become text: a filter on records would
+miss both. So are control characters in names and messages of others: an entry begins at the start of a line, and nothing else
+does.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SHAPES = (
     # password=..., "password": "...", as connection strings, dictionaries and headers spell it
     re.compile(
         r"""(?P<keep>\b(?:password|secret|token)\b["']?\s*[=:]\s*)"""
-        # What is said of a setting that is missing or wrong is no secret: pg_connection.password: the environment ...
+        # The message about a setting that is missing or wrong is no secret: pg_connection.password: the environment ...
         r"""(?!the environment variable |the file |missing; |expected |must be |unknown setting)"""
         r"""(?:"[^"]*"|'[^']*'|[^\s,;&"')}]+)""",
         re.I,

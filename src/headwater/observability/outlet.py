@@ -1,8 +1,8 @@
 """Text on its way to a stream that may take nothing: standard output and standard error of a process that has other work.
 
-A terminal that is held with Ctrl-S, a pager, a log collector that hangs: a write to such a stream waits for ever, and whoever
-writes waits with it, under whatever lock it holds. So text goes into a bounded queue, and one thread writes it. What does not fit
-is dropped and counted, and the count is written as soon as there is room. Putting never waits and never raises.
+A terminal that is stopped with Ctrl-S, a pager, a log collector that hangs: a write to such a stream waits for ever, and so does
+the thread that writes, with any lock that it holds. So text goes into a bounded queue, and one thread writes it. What does not
+fit is dropped and counted, and the count is written as soon as there is room. `put` never waits and never raises.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Outlet:
             return self._changed.wait_for(lambda: not self._texts and not self._writing, seconds) and self._works
 
     def _has_room(self, size: int) -> bool:
-        # One text alone always has: whoever made it had the memory.
+        # One text alone always fits: there was memory to make it.
         return not self._texts or (len(self._texts) < self._most_texts and self._bytes + size <= self._most_bytes)
 
     def _add(self, text: str, size: int) -> None:
@@ -114,7 +114,7 @@ class Outlet:
                 stream.write(text.encode(error.encoding, "backslashreplace").decode(error.encoding))
             stream.flush()
         except Exception:
-            return False  # closed, gone, or a full disk: there is nobody to tell
+            return False  # closed, gone, or a full disk: it can be reported nowhere
         return True
 
 

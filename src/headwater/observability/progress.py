@@ -1,10 +1,10 @@
 """What a running pipeline is doing, as facts that the engine reports and others read.
 
-Knows nobody: tables are numbers with names, states are words. Every method may be called from any thread, returns at
-once and never raises, so that reporting can't disturb the work. Readers take a `snapshot()`, or wait for one that
-satisfies them.
+Depends on no other package: tables are numbers with names, states are words. Every method may be called from any thread,
+returns at once and never raises, so that reporting can't disturb the work. Readers take a `snapshot()`, or wait for one that
+meets a condition.
 
-Durations are counted on a clock that nobody sets. The wall clock is asked once for each batch: how old its newest change was.
+Durations are measured with a monotonic clock. The wall clock is read once for each batch: how old its newest change was.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 RATE_WINDOW_SECONDS = 5.0
 KEPT_ERRORS = 20
 CONTACT_SECONDS = 5.0
-"""The server is asked every second: one that has not answered for so long counts as out of contact."""
+"""The server is asked every second: one that has not answered for so long counts as unreachable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class TableProgress:
     copied_rows: int = 0
     copy_seconds: float = 0.0
     missed_changes: int = 0
-    """Updates and deletes that found no row in the destination: a mirror that is exact has none."""
+    """Updates and deletes that found no row in the destination: for an exact mirror there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +49,16 @@ class ProgressSnapshot:
     received: int = 0
     confirmed: int = 0
     server: int = 0
-    """The furthest position that the server has told: asked for every second, and seen in the stream."""
+    """The furthest position that the server has reported: asked for every second, and seen in the stream."""
     lag_seconds: float = 0.0
-    """While there is no contact, at least the time since the last one: nobody knows what was committed since."""
+    """While the server is unreachable, at least the time since its last answer: what was committed since is unknown."""
     no_contact_seconds: float | None = None
     """How long the server has not answered; None while it does. Lag in bytes is then what is known, and may be more."""
     waiting: str | None = None
     judged: int = 0
     """Every change of the catalog before this position was explained or acted on, and the states show it."""
     hand_offs: int = 0
-    """How often the apply worker stood still to take tables over."""
+    """How often the apply worker paused to take tables over."""
     longest_pause_seconds: float = 0.0
     """The longest of these: what a table's hand-off costs all others."""
     errors: tuple[str, ...] = ()
@@ -167,7 +167,7 @@ class Progress:
             self._changed.notify_all()
 
     def server_at(self, position: int) -> None:
-        """The server was asked how far it is, and answered. Taken as it is: another server may be behind the last one."""
+        """The server reported its position. Taken as it is: after a failover the new server may be behind the old one."""
         with self._changed:
             now = self._now
             self._contact_at = self._clock()
@@ -180,7 +180,7 @@ class Progress:
             self._caught_up_at = self._clock()
 
     def waiting(self, what: str | None, who: object = None) -> None:
-        """A worker waits for a reason, or goes on (None). `who` keeps the reasons of several workers apart."""
+        """A worker waits for a reason, or continues (None). `who` keeps the reasons of several workers apart."""
         with self._changed:
             if what is None:
                 self._waits.pop(who, None)
@@ -206,7 +206,7 @@ class Progress:
             self._changed.notify_all()
 
     def handed_over(self, pause_seconds: float) -> None:
-        """The apply worker took tables over, and stood still for so long."""
+        """The apply worker took tables over, and paused for so long."""
         with self._changed:
             longest = max(self._now.longest_pause_seconds, pause_seconds)
             self._now = replace(self._now, hand_offs=self._now.hand_offs + 1, longest_pause_seconds=longest)

@@ -1,8 +1,9 @@
-"""Text that others made, as it may be shown: names of the source, messages of servers, paths.
+"""Text from outside, made safe to show: names in the source, messages of servers, paths.
 
-A name may hold whatever Postgres allows, which is all but NUL. Written as it is, a newline in it forges a line of the log, an
-escape sequence rewrites what a terminal shows, and an override of the writing direction turns a name round. So whatever would
-not show as itself is written as an escape. What is kept or compared stays as it is: this is for the moment of showing.
+A name may hold every character that Postgres allows, which is all but NUL. Written as it is, a newline in it forges a line of the
+log, an escape sequence rewrites what a terminal shows, and an override of the writing direction reverses a name. So every
+character that would not show as itself is written as an escape. What is stored or compared is not changed: this is for display
+only.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ _SHORT = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
 
 def printable(text: str) -> str:
-    """On one line, with an escape (`\\n`, `\\x1b`, `\\u202e`) for whatever would not show as itself."""
+    """On one line, with an escape (`\\n`, `\\x1b`, `\\u202e`) for each character that would not show as itself."""
     return _ONE_LINE.sub(_escaped, text)
 
 
 def printable_lines(text: str) -> str:
-    """The same for a text whose newlines are ours."""
+    """The same for a text whose newlines are our own and are kept."""
     return _LINES.sub(_escaped, text)
 
 

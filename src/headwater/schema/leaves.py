@@ -1,7 +1,8 @@
 """The identity of a partitioned table under a published root, computed over all its leaves (invariant 13).
 
-RELATION describes the root, but each old tuple is shaped by the identity of the leaf that the row lay in. So the mirror's key is
-what every leaf's identity carries, and it names a row only if it is unique in every leaf and tells the leaf.
+RELATION describes the root, but each old tuple has the columns of the identity of the leaf that the row was in. So the mirror's
+key is what every leaf's identity carries, and it identifies a row only if it is unique in every leaf and contains the partition
+key.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class LeafIdentity:
     old_is_full: bool = False
     """Every leaf is FULL: an old tuple has all columns, whatever kind the root makes of it."""
     strict_inserts: bool = False
-    """The key does not tell the leaf, so two leaves may have the same one: an INSERT of a key that is there is an error."""
+    """The key does not contain the partition key, so two leaves may have the same key: an INSERT of an existing key fails."""
 
     def is_carried_by(self, kind: str, identity: Collection[str]) -> bool:
         """Whether old tuples of a leaf have what we rely on: `kind` is its relreplident, `identity` the columns it flags."""
@@ -41,7 +42,7 @@ class LeafIdentity:
 
 
 class NoCommonIdentity(Exception):
-    """The leaves' identities have nothing in common that names a row. `leaf` is the first that is in the way."""
+    """The leaves' identities have nothing in common that identifies a row. `leaf` is the first one that prevents it."""
 
     def __init__(self, leaf: str, why: str) -> None:
         super().__init__(why)
@@ -60,7 +61,7 @@ def common_identity(
     old_is_full = len(full) == len(leaves)
     key = _candidate(root_key, full, keyed)
     if key is None:
-        # Whole rows are counted if every old tuple is one; without any identity the server lets nothing but inserts through.
+        # Whole rows are counted if every old tuple is one; without any identity the server allows nothing but inserts.
         if old_is_full or not (full or keyed):
             return LeafIdentity((), old_is_full)
         other = next(leaf for leaf in leaves if leaf.identity is not None)
@@ -69,7 +70,7 @@ def common_identity(
         if leaf.identity and not set(key) <= set(leaf.identity):
             raise NoCommonIdentity(leaf.name, f"its identity is ({', '.join(leaf.identity)})")
         if set(leaf.identity or ()) != set(key) and not _is_unique(leaf, key):
-            raise NoCommonIdentity(leaf.name, f"nothing makes ({', '.join(key)}) unique in it")
+            raise NoCommonIdentity(leaf.name, f"no primary key or unique index makes ({', '.join(key)}) unique in it")
     tells_leaf = all(name in key for names in partition_keys for name in names)
     return LeafIdentity(key, old_is_full, strict_inserts=not tells_leaf)
 

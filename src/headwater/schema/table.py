@@ -143,7 +143,7 @@ class ReplicatedTableSchema:
 
     @property
     def insert_only(self) -> bool:
-        """No identity: the source itself refuses UPDATE and DELETE, so nothing but inserts and truncates can come."""
+        """No identity: Postgres refuses UPDATE and DELETE, so nothing but inserts and truncates can come."""
         leaves = self.table_schema.leaves
         is_full = self.table_schema.replica_identity is ReplicaIdentity.FULL if leaves is None else leaves.old_is_full
         return not self.key and not is_full

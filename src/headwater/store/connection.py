@@ -1,7 +1,7 @@
 """The store's one session: opened when needed, opened again when lost, used by one thread at a time.
 
-Every statement it is given may be sent twice (see queries.sql), so a lost session costs one new attempt and is then
-told as StoreUnavailable: the world's trouble, never a table's (invariant 15).
+Every statement it is given may be sent twice (see queries.sql), so after a lost session the statement is tried once more and
+then raises StoreUnavailable: the pipeline waits and retries, and no table is marked failed (invariant 15).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class StoreConnection:
         return (own.host, own.port, own.database) == (settings.host, settings.port, settings.database)
 
     def interrupt_with(self, stop: threading.Event) -> None:
-        """Once it is set, sessions opened from now on are not waited for when they are silent."""
+        """Once it is set, sessions opened from now on are given up soon when they do not answer."""
         with self._lock:
             self._settings = replace(self._settings, interrupt=stop)
 
@@ -88,7 +88,7 @@ class StoreConnection:
         return self.use(send)
 
     def use(self, work: Callable[[Connection], _T]) -> _T:
-        """Run what may be run twice, on a session that is open."""
+        """Run a statement that may be run twice, on a session that is open."""
         with self._lock:
             try:
                 return self._attempt(work)
@@ -148,10 +148,10 @@ class StoreConnection:
 
     def _unavailable(self, why: str, hint: str = "") -> StoreUnavailable:
         return StoreUnavailable(
-            f"the store at {self._settings.address} is out of reach",
+            f"the store at {self._settings.address} is unreachable",
             detail=why,
             hint=hint
-            or "Nothing is lost and nothing confirmed meanwhile; check that the server runs. It is tried again.",
+            or "Check that the server runs. Headwater retries; meanwhile nothing is lost and nothing is confirmed to Postgres.",
         )
 
     def close(self) -> None:

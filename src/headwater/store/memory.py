@@ -1,4 +1,4 @@
-"""The memory twin of a persistent store: the same behaviour, gone with the process. Also a persistent one's cache."""
+"""A store in memory: behaves like a persistent one, and is lost with the process. Also the cache of a persistent one."""
 
 from __future__ import annotations
 
@@ -180,16 +180,16 @@ def refuse_memory_only(updates: Sequence[tuple[TableId, TableState]]) -> None:
     for table_id, state in updates:
         if not state.persisted:
             raise StoreError(
-                f"state {state} of table {table_id} lives in memory only",
+                f"state {state} of table {table_id} is kept in memory only",
                 detail="a store was asked to record it",
-                hint="Record only states that survive a restart; workers keep the others among themselves.",
+                hint="Record only states that survive a restart; the workers keep the others in memory.",
             )
 
 
 def nothing_to_roll_back_to(table_id: TableId, current: TableState | None) -> StoreError:
     return StoreError(
         f"table {table_id} has no earlier state to go back to",
-        detail="the store knows no state of it" if current is None else f"{current} is the first on record",
+        detail="the store has no state of it" if current is None else f"{current} is the first on record",
         hint="Copy the table again instead, with `headwater resync`.",
     )
 

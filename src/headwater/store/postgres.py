@@ -1,4 +1,4 @@
-"""The store in Postgres: tables in the namespace `headwater`, keyed by pipeline, with the memory twin as cache.
+"""The store in Postgres: tables in the namespace `headwater`, keyed by pipeline, with the memory store as cache.
 
 Writing makes WAL in the source, so what is already on record is not written again and reading is left to the cache. The
 cache changes after the storage, under the session's lock, so that both see the same order.
@@ -70,12 +70,12 @@ class PostgresStore(PipelineStore):
         if self._token is not None and not self._run("run_is_ours"):
             raise PipelineLocked(
                 f"another run of pipeline {self._pipeline_id} has taken over",
-                detail="the store has the token of a run that began later than this one; nothing of this one is recorded",
-                hint="Let the other run go on, or stop it and start the pipeline again: it goes on from the recorded progress.",
+                detail="the store has the token of a run that began later than this one; this run can record nothing any more",
+                hint="Keep the other run, or stop it and start the pipeline again: it continues from the recorded progress.",
             )
 
     def exists(self) -> bool:
-        """Whether there is anything to load: a store that was never started has no tables. Makes none, unlike `start`."""
+        """Whether there is anything to load: a store that was never started has no tables. Creates none, unlike `start`."""
         return self._connection.use(is_there)
 
     def remove(self) -> Removed:
@@ -239,7 +239,7 @@ class PostgresStore(PipelineStore):
     def _send(self, name: str, **parameters: Any) -> Answer:
         answer = self._connection.run(name, {"pipeline": self._pipeline_id, "token": self._token, **parameters})
         if writes(name) and not answer.wrote:
-            # Nothing was to be written, or nothing was ours to write. The token of an earlier run never comes back.
+            # Nothing was to be written, or another run has taken over. The token of an earlier run is never used again.
             self.check_run()
         return answer
 
@@ -258,7 +258,7 @@ def _lsn_text(snapshot_id: SnapshotId) -> str:
 
 
 def _json(value: Mapping[str, Any]) -> str:
-    """Text that jsonb takes: it knows neither NUL nor half a surrogate pair, which other people's errors may hold."""
+    """Text that jsonb accepts: it has neither NUL nor half a surrogate pair, which messages of other programs may hold."""
     return json.dumps(_clean(value), ensure_ascii=False)
 
 

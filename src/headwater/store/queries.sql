@@ -17,7 +17,7 @@ SELECT table_id, state FROM headwater.table_states WHERE pipeline_id = %(pipelin
 
 -- name: update_states
 -- A state that is already there is not written again: sent twice, it must not push itself into the history. Nor is one
--- written over an Init that we do not know of: somebody asked for a new copy, and must not be overruled unheard.
+-- written over an Init that this run has not seen: a user asked for a new copy, and must not be overruled before we noticed.
 WITH :run
 INSERT INTO headwater.table_states AS t (pipeline_id, table_id, state)
 SELECT %(pipeline)s, u.table_id, u.state

@@ -20,8 +20,8 @@ def refusal_hint(state: str, connection: Connection) -> str:
     if state == "42501":
         return _missing_right(connection)
     if state in ("42P01", "42703", "3F000"):
-        return "Call start() first, which makes the tables; if they were dropped, the state is gone: resync."
-    return "Look at the server's log around this time."
+        return "Call start() first, which creates the tables. If they were dropped, the state is lost: run `headwater resync`."
+    return "See the server's log around this time."
 
 
 def _missing_right(connection: Connection) -> str:

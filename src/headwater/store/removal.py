@@ -1,4 +1,4 @@
-"""The end of a pipeline's state, and of the namespace `headwater` with the last one."""
+"""Removes a pipeline's state, and the namespace `headwater` with that of the last pipeline."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def is_there(connection: Connection) -> bool:
 @dataclass(frozen=True, slots=True)
 class Removed:
     rows: int
-    """How much was recorded for the pipeline; none for one that nobody knows."""
+    """How much was recorded for the pipeline; none for a pipeline of which nothing was recorded."""
     was_last: bool = False
     """Whether no other pipeline was left, so that the tables and the namespace went too."""
 
@@ -50,7 +50,7 @@ def remove_pipeline(connection: Connection, pipeline_id: int) -> Removed:
             return Removed(0)
         # An older version may have made the store, with fewer tables.
         tables = [name for (name,) in connection.execute(_PRESENT, (list(_TABLES),))]
-        # Nobody records between our look for other pipelines and the drop.
+        # No other session can record between our look for other pipelines and the drop.
         connection.execute(f"LOCK TABLE {', '.join(f'headwater.{name}' for name in tables)} IN EXCLUSIVE MODE".encode())
         rows, left = 0, False
         for name in tables:
@@ -65,7 +65,7 @@ def remove_pipeline(connection: Connection, pipeline_id: int) -> Removed:
 
 
 def _drop_tables(connection: Connection, tables: list[str]) -> bool:
-    """The tables of the store, and what then is empty. Whatever else lies in the namespace stays, with the namespace."""
+    """Drop the tables of the store, and the namespace if it is empty then. Objects of others stay, with the namespace."""
     try:
         with connection.transaction():
             connection.execute(f"DROP TABLE {', '.join(f'headwater.{name}' for name in tables)}".encode())
@@ -75,6 +75,6 @@ def _drop_tables(connection: Connection, tables: list[str]) -> bool:
         with connection.transaction():
             connection.execute("DROP SCHEMA headwater")
     except (psycopg.errors.InsufficientPrivilege, psycopg.errors.DependentObjectsStillExist):
-        # Somebody else made them, or something else is in there: no rows of ours are left, and that is what counts.
+        # Another role created them, or the namespace holds other objects: no rows of ours are left, which is what matters.
         return False
     return True
