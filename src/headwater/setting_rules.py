@@ -1,8 +1,8 @@
 """What a setting may be: the one marker that a field carries, and the checks that follow from it.
 
 A field of a settings class is `Annotated[type, Setting("what it is for", above=0)]`. Reading TOML, checking objects
-made in Python and the reference in docs/configuration.md all walk these markers, so they cannot disagree. Whatever is
-found wrong becomes a `Mistake`; nothing here raises at the first one.
+made in Python and the reference in docs/configuration.md all read these markers, so they cannot disagree. Every mistake
+becomes a `Mistake`; nothing here raises at the first one.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Mistake:
 
 
 class Problem(Exception):
-    """Why one value cannot be taken; becomes the text of a Mistake."""
+    """Why one value is not valid; becomes the text of a Mistake."""
 
 
 Check = Callable[[Any], Iterator[tuple[str, str]]]
@@ -68,7 +68,7 @@ Check = Callable[[Any], Iterator[tuple[str, str]]]
 
 @dataclass(frozen=True, slots=True)
 class SettingField:
-    """One field of a settings class, as the walkers see it."""
+    """One field of a settings class, with what its annotations say."""
 
     name: str
     type: Any
@@ -95,7 +95,7 @@ class SettingField:
         return get_origin(self.type) is tuple
 
     def expected(self) -> str:
-        """The type in a user's words."""
+        """The type, in the words of an error message."""
         if isinstance(self.type, type) and issubclass(self.type, StrEnum):
             return "one of " + ", ".join(f'"{member.value}"' for member in self.type)
         if self.nested or self.mapping:
@@ -148,7 +148,7 @@ def convert(field: SettingField, value: object) -> Any:
     if field.mapping and isinstance(value, Mapping):
         value = {name: text_of(item) for name, item in value.items()}
     plain = Mapping if field.mapping else field.type
-    # bool is an int to Python, but never to whoever writes the settings.
+    # bool is an int to Python, but not to the author of the settings.
     if not isinstance(value, plain) or (isinstance(value, bool) and field.type is not bool):
         raise Problem(f"expected {field.expected()}, found {_found(field, value)}")
     if not field.rule.allows(value):
@@ -168,7 +168,7 @@ def text_of(item: object) -> Secret:
 def _found(field: SettingField, value: object) -> str:
     kind = {bool: "true or false", int: "an integer", float: "a number", str: "a string", list: "a list"}
     word = next((word for type, word in kind.items() if isinstance(value, type)), "a table")
-    # What stands where a secret belongs may be one.
+    # A value in the place of a secret may be a secret, whatever its type.
     if field.type is Secret or not isinstance(value, bool | int | float | str):
         return word
     return f"{word}: {_shown(value)}"
@@ -185,8 +185,8 @@ class Checked:
     what: ClassVar[str] = "settings"
 
     def __post_init__(self) -> None:
-        """Values that stand for others are kept as those, as from a file: a password in plain text would show itself, and a
-        mode that is a string would not be the mode. What cannot be taken stays, for `validate` to tell."""
+        """Converts values as they are converted from a file: a password given as a plain string would be shown, and a mode given
+        as a string would not equal the mode. A value that is not valid is kept, for `validate` to report."""
         for field in setting_fields(type(self)):
             value = getattr(self, field.name)
             if value is not None and not field.nested:

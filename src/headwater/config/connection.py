@@ -1,4 +1,4 @@
-"""How to reach Postgres, as a user writes it, and its translation into what the wire takes."""
+"""How to reach Postgres, as a user writes it, and its translation into the settings of `wire`."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class PgConnectionConfig(Checked):
     host: Annotated[
         str,
         Setting(
-            "Host name or address; what starts with `/` is the directory of a Unix socket. Several, with commas between, "
+            "Host name or address; a value that starts with `/` is the directory of a Unix socket. Several, separated by commas, "
             'are tried in order; each may have a port of its own: `"db1,db2:5433,[::1]:5434"`.',
             not_empty=True,
         ),
     ]
-    port: Annotated[int, Setting("TCP port, where `host` names none.", at_least=1, at_most=65535)] = 5432
+    port: Annotated[int, Setting("TCP port, unless `host` contains one.", at_least=1, at_most=65535)] = 5432
     name: Annotated[str, Setting("The database.", not_empty=True)]
     username: Annotated[
         str, Setting("The role; needs REPLICATION, and SELECT on the published tables.", not_empty=True)
@@ -38,23 +38,23 @@ class PgConnectionConfig(Checked):
     target_session_attrs: Annotated[
         TargetSessionAttrs | None,
         Setting(
-            "Which server will do, in libpq's words. Without it: any for one host, the primary for several, since a slot "
+            "Which server is acceptable, as in libpq. Without it: any for one host, the primary for several, since a slot "
             "is on one server only."
         ),
     ] = None
     allow_cleartext_password: Annotated[
         bool,
         Setting(
-            "Whether a server that asks for the password itself gets it even where its certificate is not verified. "
-            'Where it is (tls.mode `"verify-full"`, `"verify-ca"`, or `"require"` with `trusted_root_certs`), on loopback '
-            "and on a Unix socket, it always does. Allows MD5 too."
+            "Whether the password is sent in clear text to a server that asks for it, even if the server's certificate is not "
+            'verified. It is always sent if the certificate is verified (tls.mode `"verify-full"`, `"verify-ca"`, or '
+            '`"require"` with `trusted_root_certs`), on loopback and on a Unix socket. Allows MD5 too.'
         ),
     ] = False
     allow_md5_password: Annotated[
         bool,
         Setting(
-            "Whether a server that asks for the password's MD5 hash gets it even where its certificate is not verified: "
-            "whoever receives the hash can find the password by trying. Move the role to `scram-sha-256` instead, if you can."
+            "Whether the password's MD5 hash is sent to a server that asks for it, even if the server's certificate is not "
+            "verified. The receiver of the hash can find the password by trying. Better: move the role to `scram-sha-256`."
         ),
     ] = False
     tls: Annotated[TlsConfig, Setting("Transport security.")] = field(default_factory=TlsConfig)
@@ -62,10 +62,10 @@ class PgConnectionConfig(Checked):
     answer_timeout_ms: Annotated[
         int,
         Setting(
-            "How long a server may say nothing when an answer is due. At half of it the server is asked over a new "
-            "connection whether the session is still at work; a session that is not, or a server that does not answer, is "
-            "left, and connected to again. For the replication stream the server's `wal_sender_timeout` counts, if it is longer. "
-            "A new connection has 10 s, or this if it is shorter.",
+            "How long a server may send nothing when an answer is due. After half of it, Headwater asks the server over a new "
+            "connection whether the session is still at work. If it is not, or the server does not answer, Headwater gives the "
+            "connection up and connects again. For the replication stream the server's `wal_sender_timeout` counts, if it is "
+            "longer. A new connection has 10 s, or this if it is shorter.",
             at_least=1000,
         ),
     ] = 60_000
@@ -77,7 +77,7 @@ class PgConnectionConfig(Checked):
             yield Mistake("host", str(error))
 
     def secrets(self) -> Iterator[str]:
-        """What must never be shown; a key line by line, since a line of it is as bad."""
+        """What must never be shown; a key line by line, since one line of it must not be shown either."""
         for secret in (self.password, self.tls.client_key_password):
             if secret is not None:
                 yield secret.reveal()

@@ -1,6 +1,6 @@
 """Settings from TOML: every mistake of the file is found before the first is reported.
 
-The pipeline's settings stand at the top of the file, `[destination]`, `[store]` and `[spark]` beside them. A string
+The pipeline's settings are at the top of the file, followed by `[destination]`, `[store]` and `[spark]`. A string
 may be given as `{ env = "NAME" }` or `{ file = "path" }`; what is read that way never appears in a message.
 """
 
@@ -72,7 +72,7 @@ def _read(source: Path | str) -> tuple[str, str, Path]:
 
 @dataclass
 class _Reader:
-    """Walks a document along the fields of the settings classes and gathers what is wrong with it."""
+    """Goes through a document along the fields of the settings classes and collects the mistakes."""
 
     environ: Mapping[str, str]
     base: Path
@@ -99,7 +99,7 @@ class _Reader:
                 if one.name in value:
                     values[one.name] = self._value(one, value[one.name], key)
                 elif one.required and one.nested:
-                    # An empty table tells each missing setting by its name.
+                    # An empty table reports each missing setting by its name.
                     values[one.name] = self.table(one.type, {}, f"{key}.")
                 elif one.required:
                     raise Problem(f"missing; expected {one.expected()}")
@@ -145,7 +145,7 @@ class _Reader:
         kind, name = next((kind, str(name)) for kind, name in value.items())
         if kind == "env":
             if name not in self.environ:
-                raise Problem(f"the environment variable {name} is not set; set it where headwater is started")
+                raise Problem(f"the environment variable {name} is not set; set it in the environment of headwater")
             return str(self.environ[name])
         try:
             return (self.base / name).read_text(encoding="utf-8").rstrip("\r\n")

@@ -1,6 +1,6 @@
 """The reference of all settings as Markdown, made from the classes. docs/configuration.md holds it; a test says so.
 
-`python -m headwater.config.reference docs/configuration.md` writes it anew between its two marks.
+`python -m headwater.config.reference docs/configuration.md` writes it again between its two marks.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Everything one settings file says: the pipeline, and which destination, store and Spark it is assembled with.
+"""The contents of one settings file: the pipeline, and the destination, store and Spark session for it.
 
-Plain values only. What they become is the assembly's business.
+Plain values only; `headwater.assembly` makes the objects.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ NEEDS_URI = frozenset({CatalogType.JDBC, CatalogType.REST, CatalogType.HIVE})
 class CatalogConfig(Checked):
     type: Annotated[
         CatalogType,
-        Setting("The Iceberg catalog. `sqlite` is the file `catalog.db` in the warehouse, without a service."),
+        Setting("The kind of catalog. `sqlite` is the file `catalog.db` in the warehouse, and needs no service."),
     ] = CatalogType.SQLITE
     name: Annotated[
         str, Setting("Its name in Spark: `public.orders` becomes `<name>.public.orders`.", not_empty=True)
     ] = "lake"
     uri: Annotated[str | None, Setting("The catalog's address, for the types that have one.", not_empty=True)] = None
     properties: Annotated[
-        Mapping[str, Secret], Setting("Further properties, handed to the catalog as they are; never logged.")
+        Mapping[str, Secret], Setting("Further properties, passed to the catalog as they are; never logged.")
     ] = field(default_factory=dict)
 
     def conflicts(self) -> Iterator[Mistake]:
         if self.type in NEEDS_URI and self.uri is None:
-            yield Mistake("uri", f'missing; a catalog of type "{self.type}" has an address')
+            yield Mistake("uri", f'missing; a catalog of type "{self.type}" needs its address')
         if self.type is CatalogType.SQLITE and self.uri is not None:
-            yield Mistake("uri", 'a catalog of type "sqlite" lies in the warehouse and takes no uri')
+            yield Mistake("uri", 'a catalog of type "sqlite" is in the warehouse and takes no uri')
         if self.type is CatalogType.SQLITE and self.properties:
             yield Mistake("properties", 'a catalog of type "sqlite" takes none; choose another type')
 
@@ -65,18 +65,18 @@ class DestinationConfig(Checked):
     warehouse: Annotated[
         str,
         Setting(
-            "Where the tables lie: a directory, relative to the settings file, or an address such as `s3://bucket/lake`.",
+            "Where the tables are: a directory, relative to the settings file, or an address such as `s3://bucket/lake`.",
             not_empty=True,
             path=True,
         ),
     ]
     mode: Annotated[DestinationMode, Setting("`mirror`: the lake table equals the source's.")] = DestinationMode.MIRROR
-    catalog: Annotated[CatalogConfig, Setting("Who knows the tables.")] = field(default_factory=CatalogConfig)
+    catalog: Annotated[CatalogConfig, Setting("The Iceberg catalog.")] = field(default_factory=CatalogConfig)
     format_version: Annotated[int, Setting("Iceberg's format version of new tables.", at_least=2, at_most=3)] = 3
     table_properties: Annotated[
         Mapping[str, Secret], Setting('Further Iceberg properties of new tables, as `"name" = "value"`.')
     ] = field(default_factory=dict)
-    max_parallel_tables: Annotated[int, Setting("Tables of a batch that are written side by side.", above=0)] = 4
+    max_parallel_tables: Annotated[int, Setting("Tables of a batch that are written at the same time.", above=0)] = 4
 
     def conflicts(self) -> Iterator[Mistake]:
         if (
@@ -96,7 +96,9 @@ class StoreType(StrEnum):
 class StoreConfig(Checked):
     type: Annotated[
         StoreType,
-        Setting("Where states and progress are kept. `memory` forgets them with the run: every start copies again."),
+        Setting(
+            "Where states and progress are kept. `memory` loses them at the end of a run: every start copies all tables."
+        ),
     ] = StoreType.POSTGRES
 
 
@@ -122,8 +124,8 @@ class SparkConfig(Checked):
 class Settings(Checked):
     what: ClassVar[str] = "the settings"
 
-    pipeline: Annotated[PipelineConfig, Setting("The settings of the pipeline; they stand at the top of the file.")]
-    destination: Annotated[DestinationConfig, Setting("Where the data goes.")]
+    pipeline: Annotated[PipelineConfig, Setting("The settings of the pipeline; they are at the top of the file.")]
+    destination: Annotated[DestinationConfig, Setting("Where the data is written.")]
     store: Annotated[StoreConfig, Setting("Where the pipeline keeps its state.")] = field(default_factory=StoreConfig)
     spark: Annotated[SparkConfig, Setting("The Spark session.")] = field(default_factory=SparkConfig)
 

@@ -88,7 +88,7 @@ def test_all_mistakes_are_reported_at_once_with_their_dotted_keys() -> None:
         "id: missing; expected an integer",
         'pg_connection.hots: unknown setting; did you mean "host"?',
         "pg_connection.host: missing; expected a string",
-        "pg_connection.password: the environment variable SHOP_PASSWORD is not set; set it where headwater is started",
+        "pg_connection.password: the environment variable SHOP_PASSWORD is not set; set it in the environment of headwater",
         'pg_connection.tls.mode: expected one of "disable", "prefer", "require", "verify-ca", "verify-full", '
         'found "loose"',
         "batch.max_fill_ms: must be above 0, found -1",
@@ -275,10 +275,10 @@ def test_a_client_certificate_comes_from_files_beside_the_settings_or_as_text(tm
     [
         ('client_cert = "c"', "client_key: missing; a client certificate and its key belong together"),
         ('client_key = "k"', "client_cert: missing; a client certificate and its key belong together"),
-        ('client_key_password = "x"', "client_key_password: there is no client_key that it could open"),
+        ('client_key_password = "x"', "client_key_password: given without a client_key that it could decrypt"),
         (
             'mode = "disable"\nclient_cert = "c"\nclient_key = "k"',
-            "client_cert: is shown to nobody without TLS; set another mode",
+            "client_cert: is not used without TLS; set another mode",
         ),
     ],
 )
