@@ -99,7 +99,7 @@ def test_rollback_of_a_stopped_pipelines_table_never_leads_straight_to_ready(sho
         run.stop()
     shop.execute("delete from dates; insert into dates values (2, '2026-01-01')")
     said = headwater("rollback", file, "public.dates")
-    assert f"when the pipeline is run: headwater run {file}" in said
+    assert f"when the pipeline is started: headwater run {file}" in said
     assert shop.value("select count(*) from headwater.table_states where state ->> 'phase' = 'init'") == 1
     # It was copied before: that a first copy would be skipped is no matter any more.
     skip = TableSyncCopyConfig(mode=TableSyncCopyMode.SKIP_ALL)

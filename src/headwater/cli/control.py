@@ -1,7 +1,7 @@
-"""What the commands share that look at a pipeline from outside, or change it: its settings, its state, its source.
+"""What the commands share that show or change a pipeline from another process: its settings, its state, its source.
 
-None of them starts Spark or imports it. A running pipeline looks at its states every few seconds and takes an Init that
-somebody else has recorded as the wish for a new copy, so setting one needs no lock and works whether it runs or not.
+None of them starts Spark or imports it. A running pipeline reads its states every few seconds and takes an Init that another
+process has recorded as a request for a new copy, so setting one needs no lock and works whether the pipeline runs or not.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NAMES_SHOWN = 10
 
 @dataclass(frozen=True, slots=True)
 class Controlled:
-    """A pipeline as one command has it at hand."""
+    """The pipeline that a command works on."""
 
     config: PipelineConfig
     settings_file: Path
@@ -43,10 +43,10 @@ class Controlled:
         return is_locked(self.connection, self.config.id)
 
     def when(self) -> str:
-        """When what was asked for happens."""
+        """When the requested copy starts."""
         if self.is_running:
             return "now; the pipeline is running"
-        return f"when the pipeline is run: {self.command('run')}"
+        return f"when the pipeline is started: {self.command('run')}"
 
     def load(self) -> bool:
         """Read the states into the store's cache; False if there are none, because the pipeline was never started."""
@@ -58,7 +58,7 @@ class Controlled:
         return True
 
     def published(self) -> dict[str, TableId]:
-        """Tables by the name a person writes: namespace.name, or both quoted where dots make one name of two tables."""
+        """Tables by the name a user writes: namespace.name, or both quoted where dots make one name of two tables."""
         tables = published_tables(self.connection, self.config.publication_name)
         count = Counter(str(table.name) for table in tables)
         return {table.name.quoted if count[str(table.name)] > 1 else str(table.name): table.id for table in tables}
@@ -68,7 +68,7 @@ class Controlled:
         return shlex.join(["headwater", name, str(self.settings_file), *tables])
 
     def unknown(self, tables: list[str], known: dict[str, TableId]) -> SourceError:
-        """Names that the publication does not have, with those they may have been meant to be."""
+        """Names that the publication does not have, with similar names that it has."""
         names = sorted(known)
         more = len(names) - _NAMES_SHOWN
         listed = ", ".join(names[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
@@ -100,9 +100,9 @@ def controlled(settings_file: Path, command: str) -> Iterator[Controlled]:
     settings = settings_of(settings_file)
     if settings.store.type is StoreType.MEMORY:
         raise ConfigError(
-            "this pipeline has no state on record",
-            detail='store.type is "memory", which forgets everything at the end of a run',
-            hint="Start it again: every start copies all tables.",
+            "this pipeline has no recorded state",
+            detail='store.type is "memory", which loses all state at the end of a run',
+            hint="Start the pipeline again: every start copies all tables.",
         )
     source = settings.pipeline.pg_connection.connect_settings(f"headwater {command}")
     store = postgres_store(settings)

@@ -1,4 +1,4 @@
-"""`headwater demo`: a Postgres server, a shop that is written to, a lake that follows, and a check of every value.
+"""`headwater demo`: a Postgres server, a shop database with writes, a lake that follows them, and a check of every value.
 
 Ends with status 0 only if source and lake are equal.
 """
@@ -61,13 +61,13 @@ LOOK_SECONDS = 0.1
     default=15.0,
     show_default=True,
     type=click.FloatRange(0),
-    help="How long to go on writing after the copy.",
+    help="How long to continue writing after the copy.",
 )
 def demo(keep: Path | None, rows: int, seconds: float) -> None:
     """Replicate a small shop on this machine, and compare every value.
 
-    Starts a Postgres server of its own, fills it, writes to it without a pause while its tables are copied into an
-    Iceberg lake and after that, stops, and compares source and lake with an engine that did not write it.
+    Starts its own Postgres server, fills it, and writes to it continuously while its tables are copied into an Iceberg
+    lake and followed. Then stops, and compares source and lake with an engine that did not write the lake.
     """
     configure(logging.WARNING)
     warehouse = _warehouse(keep)
@@ -142,7 +142,7 @@ class Demo:
                 writer.stop()
             target = flush_position(source)
             slot = apply_slot_name(PIPELINE_ID)
-            # Asked of the server, which is told last of all.
+            # Asked of the server: confirming to it is the last step.
             self._await(
                 lambda _: confirmed_position(source, slot) >= target, CATCH_UP_SECONDS, "the lake to catch up", writer
             )
@@ -162,7 +162,7 @@ class Demo:
     def _await(
         self, condition: Callable[[ProgressSnapshot], bool], timeout: float, what: str, writer: ShopWriter
     ) -> None:
-        """Wait, unless the pipeline, a table or the writer fails first, or somebody wants to stop."""
+        """Wait, unless the pipeline, a table or the writer fails first, or the user stops the demo."""
 
         def still_good() -> None:
             writer.check()
@@ -187,9 +187,9 @@ class Demo:
         states = ", ".join(f"{name} {state}" for name, state in snapshot.states().items())
         hint = "On a slow machine try fewer rows: headwater demo --rows 20000"
         if snapshot.errors:
-            hint = "See the errors above; the demo's tables are ours, so this is a defect of Headwater. Report it."
+            hint = "See the errors above. The demo creates its own tables, so this is a defect of Headwater; report it."
         return HeadwaterError(
-            f"the demo gave up waiting for {what}",
+            f"the demo waited too long for {what}",
             detail="\n".join([f"tables: {states or 'none'}", *snapshot.errors]),
             hint=hint,
         )
@@ -222,7 +222,7 @@ class Demo:
 
 @contextmanager
 def _stopped_at_the_end(pipeline: Pipeline) -> Iterator[None]:
-    """Stop the pipeline in order. An error inside comes first: what is said while tearing down would hide it."""
+    """Stop the pipeline in order. An error inside is raised first: an error while stopping would hide it."""
     try:
         yield
     except BaseException:

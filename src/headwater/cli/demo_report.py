@@ -1,6 +1,6 @@
-"""What the demo says: its steps, what it measured, and how to open the tables it leaves.
+"""The output of the demo: its steps, what it measured, and how to open the tables it leaves.
 
-Knows rows, seconds and texts only; `headwater.cli.demo` does the work.
+Handles rows, seconds and texts only; `headwater.cli.demo` does the work.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class MeasuredProgress(Progress):
 
     def position(self, received: int, confirmed: int, server: int) -> None:
         if not self._positions or confirmed > self._positions[-1]:
-            # The time first: whoever looks positions up finds a time for each.
+            # The time first: a reader that looks a position up finds a time for it.
             self._times.append(time.monotonic())
             self._positions.append(confirmed)
         super().position(received, confirmed, server)
@@ -75,8 +75,8 @@ class Steps:
         self.done(text, "; ".join(outcome), time.monotonic() - start)
 
     def done(self, text: str, outcome: str, seconds: float) -> None:
-        told = escape(printable(f"{text}: {outcome}" if outcome else text))
-        self._console.print(f"[green]✓[/green] {told} [dim]({seconds:.1f} s)[/dim]", highlight=False, soft_wrap=True)
+        line = escape(printable(f"{text}: {outcome}" if outcome else text))
+        self._console.print(f"[green]✓[/green] {line} [dim]({seconds:.1f} s)[/dim]", highlight=False, soft_wrap=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
-"""What a person sees while a pipeline runs: a live table on a terminal, plain lines everywhere else.
+"""The display while a pipeline runs: a live table on a terminal, plain lines everywhere else.
 
 Both only read snapshots of the progress, and print to a console that never waits (`observability.outlet`): neither can slow the
-pipeline down. Errors are not theirs to tell: each is logged, or ends the run, and is told there once.
+pipeline down. They do not report errors: each is logged once, or ends the run, which reports it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STATE_COLOURS = {"ready": "green", "errored": "red", "init": "dim"}
 
 
 def size(count: float) -> str:
-    """Bytes for people: 0 B, 640 B, 1.5 MB."""
+    """Bytes with a unit: 0 B, 640 B, 1.5 MB."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
@@ -180,12 +180,12 @@ def render(snapshot: ProgressSnapshot) -> RenderableType:
     lines.append(Text(printable(summary(snapshot)), style="bold"))
     lines += [Text(printable(line), style="yellow") for line in _missed(shown)]
     if any(table.state.startswith("errored") for table in snapshot.tables):
-        lines.append(Text("`headwater tables` says why a table stopped, and how to go on", style="red"))
+        lines.append(Text("`headwater tables` shows why a table stopped, and what to do", style="red"))
     return Group(*lines)
 
 
 def _most_interesting(tables: tuple[TableProgress, ...]) -> list[TableProgress]:
-    """Those in trouble first, then those under way, then the rest; a screen has only so many lines."""
+    """Tables with an error first, then those being copied, then the rest; a screen has only so many lines."""
     order = {"errored": 0, "ready": 3, "init": 2}
     ranked = sorted(tables, key=lambda table: (order.get(table.state.partition("(")[0], 1), table.name))
     kept = {table.id for table in ranked[:MOST_TABLES_SHOWN]}

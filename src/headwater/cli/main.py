@@ -1,6 +1,6 @@
-"""The command line's front door: which commands there are, and how an error looks.
+"""The entry point of the command line: which commands there are, and how an error is printed.
 
-Commands are loaded when they are called and not before: `headwater --help` must not pay for importing pyspark. This
+Commands are imported when they are called and not before: `headwater --help` must not wait for the import of pyspark. This
 is the one place that imports by name.
 """
 
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LazyCommand:
-    """Where a command lives, and the line the overview shows for it."""
+    """The module of a command, and its line in the overview."""
 
     module: str
     attribute: str
@@ -36,9 +36,11 @@ class LazyCommand:
 
 COMMANDS = {
     "demo": LazyCommand("headwater.cli.demo", "demo", "Replicate a small shop on this machine and check every value."),
-    "remove": LazyCommand("headwater.cli.remove", "remove", "Give a pipeline up: its slots and its state."),
-    "resync": LazyCommand("headwater.cli.resync", "resync", "Have tables copied again."),
-    "rollback": LazyCommand("headwater.cli.rollback", "rollback", "Have a table that stopped with an error go on."),
+    "remove": LazyCommand("headwater.cli.remove", "remove", "Remove a pipeline: drop its slots, delete its state."),
+    "resync": LazyCommand("headwater.cli.resync", "resync", "Copy tables again."),
+    "rollback": LazyCommand(
+        "headwater.cli.rollback", "rollback", "Retry a table that stopped with an error: copy it again."
+    ),
     "run": LazyCommand("headwater.cli.run", "run", "Run a pipeline until it is stopped."),
     "tables": LazyCommand("headwater.cli.tables", "tables", "Show each table's state, position and error."),
 }
@@ -79,7 +81,7 @@ def cli() -> None:
 def show_error(error: HeadwaterError) -> None:
     """An error in its three parts on standard error; further lines of a part are indented under it.
 
-    A message is one line: what stands on further ones came in with a name or from a server.
+    A message is one line: a line break in it came from a name or from a server.
     """
     parts = (
         ("error", printable(redact(error.message))),
@@ -90,7 +92,7 @@ def show_error(error: HeadwaterError) -> None:
         if text:
             indented = text.replace("\n", "\n        ")
             styled = click.style(part + ":", bold=True, fg=_COLOURS[part])
-            # Behind the log's entries, and like them not waited for: whoever ends with an error has to end.
+            # Behind the log's entries, and like them not waited for: a process that ends with an error must not hang.
             click.echo(f"{styled} {indented}", file=standard_error())
 
 

@@ -1,6 +1,6 @@
-"""`headwater remove`: the end of a pipeline. Its slots and its state go, the lake stays.
+"""`headwater remove`: removes a pipeline. Its slots and its state are dropped, the lake stays.
 
-Slots first, because they hold WAL in the source. Interrupted after any step, the command may be given again.
+Slots first, because they hold WAL in the source. If it is interrupted after any step, the command can be run again.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _LOCK_SECONDS = 1.0
 @click.argument("settings_file", type=click.Path(path_type=Path))
 @click.option("--yes", is_flag=True, help="Don't ask.")
 def remove(settings_file: Path, yes: bool) -> None:
-    """Give up the pipeline that SETTINGS_FILE describes: drop its replication slots and delete its state.
+    """Remove the pipeline that SETTINGS_FILE describes: drop its replication slots and delete its state.
 
-    The tables in the lake stay as they are. A pipeline that is run again with this file copies everything anew.
+    The tables in the lake stay as they are. A pipeline that is run again with this file copies all tables again.
     """
     settings = settings_of(settings_file)
     pipeline_id = settings.pipeline.id
@@ -75,7 +75,7 @@ def _delete_state(settings: Settings) -> str:
     finally:
         store.close()
     if not removed.rows:
-        return "deleted the namespace headwater, in which nothing was" if removed.was_last else ""
+        return "deleted the namespace headwater, which was empty" if removed.was_last else ""
     return "deleted its state" + (
         ", and the namespace headwater with it: no other pipeline used it" if removed.was_last else ""
     )

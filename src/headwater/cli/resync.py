@@ -1,4 +1,4 @@
-"""`headwater resync`: have tables copied again, now if the pipeline runs, else at its next start.
+"""`headwater resync`: tables are copied again, now if the pipeline runs, else at its next start.
 
 Only state is changed here. The lake keeps its rows until the new copy replaces them.
 """
@@ -30,7 +30,7 @@ _LOCK_SECONDS = 1.0
     "--all",
     "everything",
     is_flag=True,
-    help="All tables; of a stopped pipeline with a new slot, if the old one is lost.",
+    help="All tables. If the pipeline is stopped, its replication slot is created again.",
 )
 @click.option(
     "--take-over",
@@ -38,7 +38,7 @@ _LOCK_SECONDS = 1.0
     help="Replace the rows of a lake table that belongs to another pipeline, cluster or database. Only with TABLES.",
 )
 def resync(settings_file: Path, tables: tuple[str, ...], everything: bool, take_over: bool) -> None:
-    """Copy TABLES, written namespace.name, again: at once if the pipeline runs, else when it is run.
+    """Copy TABLES, written namespace.name, again: at once if the pipeline runs, else at its next start.
 
     Readers of the lake see the old rows until the new copy is complete.
     """
@@ -47,7 +47,7 @@ def resync(settings_file: Path, tables: tuple[str, ...], everything: bool, take_
     if everything and take_over:
         raise click.UsageError("name the tables to take over; --all does not go with --take-over")
     with controlled(settings_file, "resync") as pipeline:
-        # Before the store is started, which makes its tables: a name that is wrong leaves nothing behind.
+        # Before the store is started, which creates its tables: a wrong name leaves nothing behind.
         wanted = [] if everything else _wanted(pipeline, tables)
         pipeline.store.start()
         pipeline.store.load_table_states()
@@ -57,12 +57,12 @@ def resync(settings_file: Path, tables: tuple[str, ...], everything: bool, take_
 
 
 def _all(pipeline: Controlled) -> int:
-    """Under the lock where we get it: the slot may be made anew only while nobody follows it."""
+    """Under the pipeline's lock, if it is free: the slot may be created again only while no run follows it."""
     lock = PipelineLock(pipeline.source, pipeline.config.id)
     try:
         lock.acquire(_LOCK_SECONDS)
     except PipelineLocked:
-        # It runs, so its slot is alive, and new copies are all that is wanted.
+        # It runs, so its slot is in use, and only new copies are needed.
         states = pipeline.store.get_table_states()
         _ask(pipeline, list(states))
         return len(states)
@@ -73,7 +73,7 @@ def _all(pipeline: Controlled) -> int:
 
 
 def _all_with_a_new_slot(pipeline: Controlled) -> int:
-    """States first: interrupted after any step, the next run copies everything or says that the slot is missing."""
+    """States first: if it is interrupted after any step, the next run copies everything or reports that the slot is missing."""
     count = pipeline.store.reset_table_states_for_resync()
     name = apply_slot_name(pipeline.config.id)
     drop_slot(pipeline.connection, name)

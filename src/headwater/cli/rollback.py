@@ -1,8 +1,8 @@
-"""`headwater rollback`: a table that stopped with an error goes back, and on from there.
+"""`headwater rollback`: a table that stopped with an error goes back to Init, and is copied again.
 
 Its changes were dropped from the error on, so whatever state it had before, the only one it may go back to is Init, which
-leads to a new copy (invariant 15). The store's own rollback is not asked: it would put Ready on record for a moment, and a
-pipeline that is started in that moment would go on with a gap.
+leads to a new copy (invariant 15). The store's own rollback is not used: it would record Ready for a moment, and a
+pipeline that is started in that moment would continue with a gap.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from headwater.states import Phase, to_be_copied
 @click.argument("settings_file", type=click.Path(path_type=Path))
 @click.argument("table")
 def rollback(settings_file: Path, table: str) -> None:
-    """Have TABLE, written namespace.name, go on after the cause of its error was mended.
+    """Retry TABLE, written namespace.name, after the cause of its error was removed.
 
-    The table is copied again, at once if the pipeline runs, else when it is run; its attempts are counted anew.
+    The table is copied again: at once if the pipeline runs, else at its next start. Its attempts are counted from zero.
     """
     with controlled(settings_file, "rollback") as pipeline:
         loaded = pipeline.load()
@@ -35,7 +35,7 @@ def rollback(settings_file: Path, table: str) -> None:
             raise StateError(
                 f"table {table} did not stop with an error",
                 detail=f"its state is {state}" if state is not None else "the pipeline has no state of it yet",
-                hint=f"To copy it again all the same: {pipeline.command('resync', table)}",
+                hint=f"To copy it again anyway: {pipeline.command('resync', table)}",
             )
         # An older version may have made the store, with fewer tables.
         pipeline.store.start()

@@ -1,4 +1,4 @@
-"""`headwater run`: a pipeline from a settings file, until it is told to stop or fails."""
+"""`headwater run`: runs a pipeline from a settings file until it is stopped or fails."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ STOPPING = (
 
 @click.command()
 @click.argument("settings_file", type=click.Path(path_type=Path))
-@click.option("-v", "--verbose", is_flag=True, help="Log what the pipeline does, not only what goes wrong.")
+@click.option("-v", "--verbose", is_flag=True, help="Log what the pipeline does, not only warnings and errors.")
 def run(settings_file: Path, verbose: bool) -> None:
     """Run the pipeline that SETTINGS_FILE describes, until it is stopped.
 
-    Ctrl-C or SIGTERM ends it in order: what was read is written and confirmed first. A second one ends it at once,
-    which loses nothing either: the next run goes on from what was confirmed.
+    Ctrl-C or SIGTERM stops it in order: the batch under way is written and confirmed first. A second one ends it at
+    once, and nothing is lost either: the next run continues from the confirmed position.
     """
     settings = load_settings(settings_file)
     configure(logging.INFO if verbose else logging.WARNING, settings.secrets())
@@ -44,7 +44,7 @@ def run(settings_file: Path, verbose: bool) -> None:
 
 
 def check_source(settings: Settings) -> None:
-    """What a source refuses, it refuses in a moment: Spark takes seconds to start, and would be started for nothing."""
+    """Check the source first, which takes a moment: Spark takes seconds to start, and would be started for nothing."""
     config = settings.pipeline
     with connect(config.pg_connection.connect_settings(f"headwater_{config.id}")) as connection:
         in_source = settings.store.type is StoreType.POSTGRES and config.store_pg_connection is None
@@ -65,7 +65,7 @@ def run_until_stopped(settings: Settings, console: Console, progress: Progress) 
     pipeline: Pipeline | None = None
 
     def request_stop() -> None:
-        # First: whatever may go wrong with saying so, the pipeline is to stop.
+        # First: if printing the message fails, the pipeline must stop all the same.
         if pipeline is not None:
             pipeline.shutdown()
         console.print(STOPPING, highlight=False, soft_wrap=True)
@@ -77,7 +77,7 @@ def run_until_stopped(settings: Settings, console: Console, progress: Progress) 
         try:
             signals.arm()
             pipeline = build(settings, spark=spark, progress=progress)
-            # A signal that came before there was a pipeline found nobody to tell.
+            # A signal that came before there was a pipeline could not reach it.
             if signals.requested.is_set():
                 return
             with display_for(progress, console):
@@ -89,6 +89,6 @@ def run_until_stopped(settings: Settings, console: Console, progress: Progress) 
                 pipeline.wait()
             console.print("stopped", highlight=False)
         finally:
-            # A JVM that is gone has nothing left to stop.
+            # A JVM that has ended cannot be stopped.
             with suppress(Py4JError, OSError):
                 spark.stop()

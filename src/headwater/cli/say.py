@@ -1,4 +1,4 @@
-"""How a command says something: one line, in which a name of the source is text and nothing else."""
+"""How a command prints a line: a name from the source is printed as text, without markup or control characters."""
 
 from __future__ import annotations
 

@@ -24,13 +24,13 @@ _LAST_LINES_SECONDS = 1.0
 
 
 def _end_at_once(status: int) -> None:
-    """What was logged until now is written, if somebody takes it."""
+    """Write what was logged until now, if standard error takes it."""
     flush(_LAST_LINES_SECONDS)
     os._exit(status)
 
 
 def _noted(signum: int, frame: FrameType | None) -> None:
-    """A Python handler must be there for the interpreter to note the signal; the work is done elsewhere."""
+    """A Python handler must be installed for the interpreter to note the signal; the work is done elsewhere."""
 
 
 class StopSignals:

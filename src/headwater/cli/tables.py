@@ -1,4 +1,4 @@
-"""`headwater tables`: what the store and the source know of a pipeline's tables. Reads only, whether it runs or not."""
+"""`headwater tables`: what store and source show of a pipeline's tables. Reads only, whether the pipeline runs or not."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class TableLine:
     name: str
     state: TableState
     position: str
-    """The last change that the destination has, as far as it is on record."""
+    """The last change that the destination has, as far as it is recorded."""
 
     @property
-    def trouble(self) -> list[str]:
+    def error_lines(self) -> list[str]:
         """Reason, hint and next attempt, each with its name, for a table that stopped."""
         if self.state.phase is not Phase.ERRORED:
             return []
@@ -39,7 +39,7 @@ class TableLine:
         parts = {
             "reason": self.state.reason,
             "hint": self.state.solution,
-            "next attempt": f"{at:%Y-%m-%d %H:%M:%S %Z}" if at is not None else "none by itself",
+            "next attempt": f"{at:%Y-%m-%d %H:%M:%S %Z}" if at is not None else "none without `headwater rollback`",
         }
         return [f"{name}: {printable_lines(redact(text))}" for name, text in parts.items() if text]
 
@@ -47,14 +47,14 @@ class TableLine:
 @click.command()
 @click.argument("settings_file", type=click.Path(path_type=Path))
 def tables(settings_file: Path) -> None:
-    """Show the state of each table, the position it has reached, and why and how to go on where one stopped."""
+    """Show the state of each table and the position it has reached; for one that stopped, why, and what to do."""
     with controlled(settings_file, "tables") as pipeline:
         loaded = pipeline.load()
         lines = _lines(pipeline)
         summary = _summary(pipeline, loaded)
         stopped = [line.name for line in lines if line.state.phase is Phase.ERRORED]
         if stopped:
-            summary.append(f"once the cause is mended: {pipeline.command('rollback', stopped[0])}")
+            summary.append(f"after the cause is removed: {pipeline.command('rollback', stopped[0])}")
     console = Console()
     if console.is_terminal:
         _show(console, lines)
@@ -65,7 +65,8 @@ def tables(settings_file: Path) -> None:
 
 
 def _lines(pipeline: Controlled) -> list[TableLine]:
-    """A table that waits for the pipeline to notice it is at Init; one that left is shown until that is noticed."""
+    """A table that the pipeline has not noticed yet is shown in Init; one that left the publication is shown until the pipeline
+    notices that."""
     store, states = pipeline.store, pipeline.store.get_table_states()
     names = {
         schema.id: f"{schema.name} (left the publication)"
@@ -82,7 +83,7 @@ def _lines(pipeline: Controlled) -> list[TableLine]:
 
 
 def _summary(pipeline: Controlled, loaded: bool) -> list[str]:
-    """How the pipeline is, and, where its slot is lost, what to do: a new start would only end with that error."""
+    """The state of the pipeline, and, if its slot is lost, what to do: a new start would only end with that error."""
     name = apply_slot_name(pipeline.config.id)
     doing = "running" if pipeline.is_running else "not running"
     slot = inspect_slot(pipeline.connection, name)
@@ -90,11 +91,11 @@ def _summary(pipeline: Controlled, loaded: bool) -> list[str]:
     if not slot.exists and recorded is None:
         return [f"pipeline {pipeline.config.id}: {doing}, never started: it has no replication slot and no progress"]
     parts = [doing, f"recorded {recorded}"]
-    trouble: LineageLost | None = None
+    lost: LineageLost | None = None
     if not slot.exists:
-        trouble = slot_missing(name, recorded)
+        lost = slot_missing(name, recorded)
     elif slot.invalidated:
-        trouble = slot_invalidated(
+        lost = slot_invalidated(
             name, slot.wal_status, slot.invalidation_reason, slot.confirmed_flush, slot.wal_keep_limit
         )
     else:
@@ -104,17 +105,17 @@ def _summary(pipeline: Controlled, loaded: bool) -> list[str]:
         if lag is not None and retained is not None:
             parts.append(f"{size(lag)} behind, {size(retained)} of WAL held")
     lines = [f"pipeline {pipeline.config.id}: {', '.join(parts)}"]
-    if trouble is not None:
-        lines += [f"error: {trouble.message}", f"detail: {trouble.detail}", f"hint: {trouble.hint}"]
+    if lost is not None:
+        lines += [f"error: {lost.message}", f"detail: {lost.detail}", f"hint: {lost.hint}"]
     return lines
 
 
 def _tell(lines: list[TableLine]) -> None:
-    """Plain lines. What is said of a table is indented under it, each of its lines: none can be taken for another table's."""
+    """Plain lines. The lines of a table's error are indented under it, so that none can be taken for another table."""
     for line in lines:
         position = f" {line.position}" if line.position else ""
         say(f"{line.name}: {line.state}{position}")
-        for part in line.trouble:
+        for part in line.error_lines:
             for number, text in enumerate(part.split("\n")):
                 say(f"    {text}" if number else f"  {text}")
 
@@ -125,6 +126,6 @@ def _show(console: Console, lines: list[TableLine]) -> None:
         grid.add_column(title, no_wrap=title != "error")
     for line in lines:
         colour = STATE_COLOURS.get(line.state.phase.value, "yellow")
-        state, trouble = Text(str(line.state), colour), Text("\n".join(line.trouble))
-        grid.add_row(Text(printable(line.name)), state, Text(line.position), trouble)
+        state, error = Text(str(line.state), colour), Text("\n".join(line.error_lines))
+        grid.add_row(Text(printable(line.name)), state, Text(line.position), error)
     console.print(grid)

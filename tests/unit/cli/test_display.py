@@ -80,7 +80,7 @@ def test_an_error_is_left_to_the_log_and_not_told_twice() -> None:
     display.look(with_summary=True)
     assert out.getvalue().splitlines() == ["public.orders: errored"]
     Console(file=out, width=100).print(render(progress.snapshot()))
-    assert "`headwater tables` says why" in out.getvalue()
+    assert "`headwater tables` shows why" in out.getvalue()
     assert "no room" not in out.getvalue()
 
 
