@@ -70,7 +70,7 @@ def test_tables_shows_states_positions_and_what_to_do_about_errors(shop: Databas
         assert "public.orders: ready" in said
         assert "public.dates: errored\n  reason: " in said
         assert "\n  hint: " in said
-        assert "\n  next attempt: none by itself" in said
+        assert "\n  next attempt: none without `headwater rollback`" in said
         assert "pipeline 1: running, recorded 0/" in said
         assert "of WAL held" in said
         assert f"headwater rollback {file} public.dates" in said

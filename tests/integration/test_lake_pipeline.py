@@ -197,7 +197,7 @@ def test_a_lake_commit_whose_answer_was_lost_is_looked_up_and_not_done_twice(
         with answer_lost(run.warehouse, "counts"), answer_lost(run.warehouse, "log"):
             database.execute("begin; update counts set n = n + 1; insert into log values ('once'); commit")
             run.wait_caught_up()
-        assert "lake commit to public.counts unknown, looking at its watermark" in caplog.text
+        assert "lake commit to public.counts unknown, reading its watermark" in caplog.text
         run.assert_equal("counts", "log")
         assert {table: run.snapshots(table) for table in before} == {table: n + 1 for table, n in before.items()}
         database.execute("update counts set n = n + 1; insert into log values ('twice')")

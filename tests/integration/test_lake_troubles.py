@@ -148,8 +148,8 @@ def test_what_the_lake_lacks_of_recorded_tables_is_told_at_start(lake: Lake) -> 
     found = lake.destination.missing_tables(ids)
     wanted: dict[int, tuple[type[HeadwaterError], str]] = {
         gone.id: (WatermarkError, "is gone"),
-        emptied.id: (WatermarkError, "shows no watermark"),
-        rolled.id: (WatermarkError, "behind what was recorded"),
+        emptied.id: (WatermarkError, "has no watermark"),
+        rolled.id: (WatermarkError, "behind the recorded position"),
         taken.id: (LakeTableTaken, "did not write"),
     }
     assert found.keys() == wanted.keys()

@@ -34,7 +34,7 @@ class Emptied(MemoryTables):
         by_name = {self._names[table]: table for table in table_ids}
         return {
             by_name["gone"]: WatermarkError("lake table gone is gone", hint="Resync it."),
-            by_name["behind"]: WatermarkError("lake table behind is behind what was recorded", hint="Resync it."),
+            by_name["behind"]: WatermarkError("lake table behind is behind the recorded position", hint="Resync it."),
         }
 
 

@@ -1,4 +1,4 @@
-"""A destination that keeps what it is given, row by row: for tests, and for people who want to see what comes."""
+"""A destination that keeps what it is given, row by row: for tests, and to look at what a destination is given."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headwater.schema.table import ReplicatedTableSchema, TableId
 
 
 class MemoryDestination(Destination):
-    """Not a mirror: rows of copies and events of the stream stand side by side, events as often as they were delivered."""
+    """Not a mirror: rows of copies and events of the stream are kept apart, events as often as they were delivered."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -50,7 +50,7 @@ class MemoryDestination(Destination):
         """Let the next write fail, before anything of it is kept."""
         with self._lock:
             self._failure = error or DestinationError(
-                "the memory destination was told to fail", hint="Nothing: the write is tried again."
+                "the memory destination was asked to fail", hint="No action is needed: the write is retried."
             )
 
     def drop_table_for_copy(

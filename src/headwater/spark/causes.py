@@ -1,7 +1,7 @@
-"""What a Java exception is made of: its chain of causes, as classes and codes and not as text.
+"""The chain of causes of a Java exception, as classes and codes and not as text.
 
-The text of a wrapper names everything and says little; the root cause says why. Whether the lake is unreachable is decided by the
-classes of the causes, the SQLSTATE of an SQL exception and SQLite's result code.
+The text of the outer exception is long and says little; the root cause says why. Whether the lake is unreachable is decided by
+the classes of the causes, the SQLSTATE of an SQL exception and SQLite's result code.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _cause(java: Any) -> JavaCause:
 
 
 def root_cause(causes: Sequence[JavaCause]) -> str:
-    """What began it, and what was being done then, if that is said in other words."""
+    """The root cause, and what was being done then, if an outer exception says that in other words."""
     *before, root = causes
     told = next((cause for cause in reversed(before) if cause.message and root.message not in cause.message), None)
     return str(root) if told is None else f"{root} ({told})"
@@ -63,7 +63,7 @@ def root_cause(causes: Sequence[JavaCause]) -> str:
 
 _SQL = "java.sql.SQLException"
 _EOF = "java.io.EOFException"
-"""How the end of a Python worker looks: nothing that waiting mends."""
+"""A Python worker that ended: waiting does not help."""
 _UNREACHABLE = frozenset(
     {
         # Network, disk, permissions, files and directories that are not there. Whether that is one table's file or the
@@ -95,13 +95,13 @@ _UNREACHABLE_STATES = ("08", "53", "57", "58", "25006")
 _UNREACHABLE_SQLITE = frozenset({3, 5, 6, 8, 10, 13, 14, 15, 26})
 _SQLITE = "org.sqlite.SQLiteException"
 _NO_DRIVER = "No suitable driver"
-"""Java tells it as a lost connection; a jar is missing."""
+"""Java reports it as a lost connection; a jar is missing."""
 _NO_CATALOG = "no such table: iceberg_"
 """SQLite makes an empty file where there is none: the catalog's file was moved away."""
 
 
 def is_unreachable(causes: Sequence[JavaCause]) -> bool:
-    """Whether the lake, its catalog or its storage could not be reached or not be written, rather than that it said no."""
+    """Whether the lake, its catalog or its storage is unreachable or cannot be written, rather than that it refused."""
     return any(_is_unreachable(cause) for cause in causes)
 
 

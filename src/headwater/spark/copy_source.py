@@ -1,7 +1,7 @@
 """A table copy as a Spark DataFrame: every task reads its ranges with COPY binary at the exported snapshot.
 
-Two fronts over one reader: `copy_dataframe` for the engine, the data source `postgres_copy` for people. Neither puts a
-password where Spark shows things (invariant 16): settings travel inside pickled functions only, never as options or
+Two interfaces to one reader: `copy_dataframe` for the engine, the data source `postgres_copy` for users. Neither puts a
+password into anything that Spark shows (invariant 16): settings travel inside pickled functions only, never as options or
 configuration (docs/decisions/0002-credentials-on-executors.md).
 """
 
@@ -43,8 +43,8 @@ def copy_dataframe(
 ) -> DataFrame:
     """The table at the snapshot. Reads when it is used, and again each time: the snapshot must live until then.
 
-    At most `max_connections` ranges are read at once (see `task_limit`). `rows_read` counts as tasks end, for whoever
-    shows progress.
+    At most `max_connections` ranges are read at once (see `task_limit`). `rows_read` counts as tasks end, for the display of
+    progress.
     """
     tasks = plan.tasks(task_limit(spark.conf.get("spark.master", "") or "", max_connections))
     if not tasks:  # a partitioned table without a leaf
@@ -58,8 +58,8 @@ def task_limit(master: str, max_connections: int) -> int | None:
     """How many tasks a copy may have so that no more than `max_connections` of them run at once; None for any number.
 
     Spark has no limit on a job's running tasks. Where the master has no more cores than connections are allowed, the
-    cores are the limit, and tasks stay as small as the ranges, so that others get their turn. Where it has more, or may
-    grow, the ranges are dealt out to as many tasks as there may be connections: long ones, but other cores stay free.
+    cores are the limit, and tasks stay as small as the ranges, so that other jobs get their turn. Where it has more, or may
+    grow, the ranges are distributed over as many tasks as there may be connections: long ones, but other cores stay free.
     """
     cores = _local_cores(master)
     if cores is None:
@@ -134,7 +134,7 @@ class PostgresCopy(DataSource):
         if planned is None:
             known = ", ".join(f"{table} at {snapshot}" for snapshot, table in self.copies) or "none"
             raise ConfigError(
-                f"postgres_copy knows no table {wanted[1]!r} at an exported snapshot {wanted[0]!r}",
+                f"postgres_copy has no table {wanted[1]!r} at an exported snapshot {wanted[0]!r}",
                 detail=f"Registered are: {known}.",
                 hint="Register with register_copy_source(spark, snapshot) and pass **snapshot.options(table).",
             )

@@ -1,4 +1,4 @@
-"""How rows that the driver holds as Arrow reach Spark: in the task itself if they are few, through a spool directory if not.
+"""How Arrow rows of the driver reach Spark: in the task itself if they are few, through a spool directory if not.
 
 The frame has exactly the declared types; left to itself Spark makes instants of timestamps without a zone.
 """
@@ -27,7 +27,7 @@ _GROUP_ROWS = 128 << 10
 
 
 class FrameSpool:
-    """A directory that driver and executors both see, of one run of one pipeline only: what is in it at start is rubbish."""
+    """A directory that driver and executors both see, of one run of one pipeline only: files in it at start are left over."""
 
     def __init__(self, location: str) -> None:
         self._location = location.rstrip("/")
@@ -38,14 +38,14 @@ class FrameSpool:
             self._files, self._path = pafs.FileSystem.from_uri(self._location)
 
     def sweep(self) -> None:
-        """Remove what an earlier run left; once at start, when nobody else can be at it."""
+        """Remove what an earlier run left; once at start, when no other run can use it."""
         if self._is_local:
             self._make_directory()  # whose it is, before anything in it is removed
         if self._files.get_file_info(self._path).type != pafs.FileType.NotFound:
             self._files.delete_dir_contents(self._path)
 
     def disk(self) -> Path:
-        """A directory of this machine for what only we look at: the spool itself, where it is local."""
+        """A directory of this machine for files that only the driver reads: the spool itself, where it is local."""
         if not self._is_local:
             return Path(tempfile.gettempdir())
         self._make_directory()
@@ -57,7 +57,7 @@ class FrameSpool:
         if table.nbytes < SPOOL_FROM_BYTES:
             yield session.createDataFrame(table, schema)
             return
-        # A run that lost its lock may still be at it: what one writes is never read as the other's.
+        # A run that lost its lock may still write here: what one run writes is never read as the other's.
         name = f"{uuid.uuid4().hex}.parquet"
         path = f"{self._path}/{name}"
         self._make_directory()
@@ -79,7 +79,7 @@ class FrameSpool:
 
     def _make_directory(self) -> None:
         if self._is_local:
-            # Rows of the source lie here for a moment: nobody else's business.
+            # Rows of the source are here for a moment: no other user may read them.
             own_directory(Path(self._path))
         else:
             self._files.create_dir(self._path, recursive=True)

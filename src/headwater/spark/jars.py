@@ -4,8 +4,8 @@ The set-up resolves them once (`python -m headwater.spark.jars`) through Spark's
 settings count, and keeps the files. A session then names files and resolves nothing; without the files it falls back to
 the coordinates.
 
-A version names a file and does not say what is in it, and mirrors and caches can be written by others. So the digests stand in
-`jars.sha256`, and a file is compared with its own whenever it is fetched and whenever it is used (0.2 s for both).
+A version does not fix the content of a file, and mirrors and caches can be written by others. So the digests are kept in
+`jars.sha256`, and a file is compared with its digest whenever it is fetched and whenever it is used (0.2 s for both).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ ICEBERG = Coordinate("org.apache.iceberg", "iceberg-spark-runtime-4.1_2.13", "1.
 SQLITE = Coordinate("org.xerial", "sqlite-jdbc", "3.50.3.0")
 JARS = (ICEBERG, SQLITE)
 
-# Spark brings a newer one than sqlite-jdbc asks for, and two of them quarrel.
+# Spark brings a newer one than sqlite-jdbc asks for, and two of them conflict.
 _EXCLUDED = "org.slf4j:slf4j-api"
 
 
@@ -89,7 +89,7 @@ def digests() -> Mapping[str, str]:
 
 
 def check(paths: Iterable[Path]) -> None:
-    """HeadwaterError for a file that has the name of a jar of ours and other content. Jars of the user's are the user's."""
+    """HeadwaterError for a file that has the name of a jar of ours and other content. The user's own jars are not checked."""
     pinned = digests()
     for path in paths:
         if path.name not in pinned:
@@ -100,7 +100,8 @@ def check(paths: Iterable[Path]) -> None:
             raise HeadwaterError(
                 f"jar {path} is not the file that was pinned",
                 detail=f"its SHA-256 is {found}; expected {pinned[path.name]}",
-                hint=f"Find out who wrote it: a mirror, or another user of {path.parent}. Then remove that, and `make setup`.",
+                hint=f"Find out where it came from: a mirror, or another user of {path.parent}. Then remove the file and run "
+                "`make setup`.",
             )
 
 
@@ -110,9 +111,11 @@ def _check_whole(directory: Path, jars: Sequence[Coordinate]) -> None:
     odd, missing = sorted(names - digests().keys()), sorted({jar.file_name for jar in jars} - names)
     if odd or missing:
         raise HeadwaterError(
-            f"{directory / odd[0]} is no jar of ours" if odd else f"jar {missing[0]} is missing in {directory}",
+            f"{directory / odd[0]} is none of the expected jars"
+            if odd
+            else f"jar {missing[0]} is missing in {directory}",
             detail=f"found {', '.join(sorted(names)) or 'none'}; expected {', '.join(jar.file_name for jar in jars)}",
-            hint=f"Remove {directory}, and `make setup` to fetch the jars again.",
+            hint=f"Remove {directory} and run `make setup` to fetch the jars again.",
         )
     check(sorted(directory / name for name in names))
 
@@ -131,7 +134,7 @@ def _resolve(jars: Sequence[Coordinate], target: Path) -> None:
             raise HeadwaterError(
                 "the jars for Spark could not be fetched",
                 detail=_reason(run.stderr),
-                hint="Check access to Maven Central, or name a mirror in spark.jars.ivySettings, and `make setup`.",
+                hint="Check access to Maven Central, or set a mirror in spark.jars.ivySettings, then run `make setup`.",
             )
         for path in found:
             shutil.move(path, target / path.name)

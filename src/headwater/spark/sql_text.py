@@ -1,4 +1,4 @@
-"""What SQL text and names mean to Spark, the same in every session that we make or are given: what they say, and nothing else.
+"""Spark settings under which SQL text and names are taken literally, in every session that we make or are given.
 
 By default Spark replaces `${x}` and `${env:SECRET}` in statements and in identifiers before it parses them, inside quotes too. A
 schema of the source named `sh${x}op` would be written to the lake's `shop`, and a column's name could carry a variable of this
@@ -25,7 +25,7 @@ SQL_TEXT = {
 
 
 class NameSubstituted(DestinationError):
-    """A name that Spark would take for another one. Always its table's own."""
+    """A name that Spark would take for another one. Always the table's own error."""
 
     default_retry = Retry.MANUAL
 
@@ -35,7 +35,7 @@ _VARIABLE = "${"
 
 
 def switch_off(session: SparkSession) -> None:
-    """Have SQL mean what it says. A platform that keeps these settings for itself is told by `check_names`."""
+    """Have SQL text taken literally. On a platform that does not allow these settings, `check_names` raises."""
     for key, value in SQL_TEXT.items():
         try:
             session.conf.set(key, value)
@@ -49,7 +49,7 @@ def check_names(names: Iterable[str], *sessions: SparkSession) -> None:
     if found is None:
         return
     for session in sessions:
-        # Whoever gave us the session may have set it since.
+        # The owner of a session that was given to us may have set it since.
         switch_off(session)
         if (session.conf.get(SUBSTITUTE, "true") or "").lower() != "false":
             raise NameSubstituted(

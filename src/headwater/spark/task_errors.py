@@ -47,12 +47,12 @@ def marked(error: HeadwaterError, key: str = _KEY) -> str:
 
 
 def found_in(text: str) -> HeadwaterError | None:
-    """The last error that a task of this driver told, if the text has one."""
+    """The last error that a task of this driver reported, if the text has one."""
     *_, found = [None, *re.findall(rf"headwater-error:{_KEY}:([\w=-]+):", text)]
     try:
         return None if found is None else from_text(base64.urlsafe_b64decode(found).decode())
     except (ValueError, KeyError, TypeError, binascii.Error):
-        return None  # cut short by whoever shortened the text
+        return None  # the text was cut
 
 
 def to_text(error: HeadwaterError) -> str:

@@ -28,7 +28,7 @@ _BUNDLES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.
 
 
 def machine_trust_store() -> Path | None:
-    """A key store file with what the machine trusts, or None if the machine says nothing."""
+    """A key store file with the authorities that the machine trusts, or None if it has no list of them."""
     bundle = _bundle()
     if bundle is None:
         return None

@@ -20,5 +20,5 @@ def test_a_table_that_stopped_shows_why_and_what_to_do() -> None:
     assert "public.a    ready    0/16B3748" in said
     assert "public.[b]  errored             reason: no key" in said
     assert "hint: Add [one]." in said
-    assert "next attempt: none by itself" in said
+    assert "next attempt: none without `headwater rollback`" in said
     assert "hunter2" not in said

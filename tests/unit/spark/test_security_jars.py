@@ -58,7 +58,7 @@ def test_a_jar_that_was_replaced_in_the_cache_is_refused_with_both_digests(own_c
 
 def test_a_jar_without_a_digest_or_a_missing_one_is_refused(own_cache: Path) -> None:
     (own_cache / "extra.jar").write_bytes(b"PK")
-    with pytest.raises(HeadwaterError, match="no jar of ours"):
+    with pytest.raises(HeadwaterError, match="none of the expected jars"):
         jar_settings()
     (own_cache / "extra.jar").unlink()
     next(own_cache.glob("*sqlite*.jar")).unlink()

@@ -1,7 +1,7 @@
-"""Bringing one lake table up to the end of a batch: look at the watermark, write what is not covered, look again.
+"""Brings one lake table up to the end of a batch: read the watermark, write what it does not cover, read it again.
 
-Looking again is how an attempt's outcome is learnt (invariant 6): whatever a commit said or failed to say, the watermark in
-the table decides what is left to do.
+Reading it again shows the outcome of the attempt (invariant 6): whatever error a commit raised, the watermark in the table
+decides what is left to do.
 """
 
 from __future__ import annotations
@@ -74,12 +74,12 @@ class KnownWatermarks:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What became of a table's part of a batch."""
+    """The outcome for one table's part of a batch."""
 
     metadata: DestinationTableMetadata
     """To be recorded."""
     missed: int = 0
-    """How many updates and deletes found no row: at least, where inserts met rows in the same commit."""
+    """How many updates and deletes found no row; a lower bound if inserts replaced rows in the same commit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class _Commit:
 
 @dataclass(frozen=True, slots=True)
 class TableApply:
-    """Applies steps to tables; holds nothing of a single table but the watermarks seen."""
+    """Applies steps to tables; keeps nothing of a single table but the watermarks seen."""
 
     store: DestinationStore
     context: RunContext
@@ -142,16 +142,16 @@ class TableApply:
                 if outcome is CommitOutcome.UNKNOWN:
                     session.end_attempt()
                 said = translated(error)
-                # An unreachable lake is told by whoever waits for it, once an attempt.
+                # An unreachable lake is logged by the caller that waits for it, once for each attempt.
                 level = logging.INFO if isinstance(said, DestinationUnavailable) else logging.WARNING
-                _log.log(level, "lake commit to %s %s, looking at its watermark: %s", name, outcome, said.detail)
+                _log.log(level, "lake commit to %s %s, reading its watermark: %s", name, outcome, said.detail)
         unreachable = translated(last_error) if last_error is not None else None
         if isinstance(unreachable, DestinationUnavailable):
             raise unreachable from last_error
         raise DestinationError(
             f"changes could not be committed to lake table {name}",
             detail=translated(last_error).detail if last_error is not None else "the commits left no watermark",
-            hint="The batch is tried again. If another program writes to this table, let it stop: the mirror has one writer.",
+            hint="The batch is retried. If another program writes to this table, stop it: a mirror must have one writer.",
         ) from last_error
 
     def _look(
@@ -166,9 +166,9 @@ class TableApply:
             if is_jvm_lost(error) or after is None:
                 raise translated(error) from error
             raise LakeCommitUnknown(
-                f"it could not be learnt whether a commit to lake table {name} was done",
-                detail=f"{translated(after).detail}; then, on looking: {translated(error).detail}",
-                hint="Check that the lake's catalog and storage can be reached. The batch is tried again, nothing twice.",
+                f"the outcome of a commit to lake table {name} is unknown",
+                detail=f"{translated(after).detail}; then, when its watermark was read: {translated(error).detail}",
+                hint="Check that catalog and storage of the lake are reachable. The batch is retried; nothing is applied twice.",
             ) from error
         if loaded is None:
             raise table_is_gone(name, identifier)

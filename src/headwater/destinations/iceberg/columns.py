@@ -32,7 +32,7 @@ class LakeColumns:
         return name in self.ids
 
     def java_type(self, name: str) -> Any:
-        """By id: a name with a dot in it is a path to Iceberg."""
+        """By id: to Iceberg, a name with a dot in it is a path."""
         return self.schema.findField(self.ids[name]).type()
 
 

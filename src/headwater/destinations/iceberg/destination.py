@@ -1,7 +1,7 @@
 """Iceberg tables as mirrors of the source's, written through Spark SQL.
 
-Ties the parts together: which table lies where, which thread writes it with which session, what is recorded when. Progress is
-recorded only after every table of a batch is durable (invariant 2).
+Puts the parts together: which lake table a source table has, which thread writes it with which session, what is recorded when.
+Progress is recorded only after every table of a batch is durable (invariant 2).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class IcebergDestination(Destination):
 
     @property
     def source_rows_read(self) -> int:
-        """How many rows had to be read from the source again, because nobody else had an unchanged value of theirs."""
+        """How many rows had to be read from the source again, because neither batch nor lake had an unchanged value of theirs."""
         with self._count_lock:
             return self._source_rows_read
 
@@ -99,18 +99,19 @@ class IcebergDestination(Destination):
         self._tables.shutdown(wait=True)
 
     def furthest_position(self, table_ids: Sequence[TableId]) -> EndLsn | None:
-        """Looked up in the lake itself: it is ahead of the store after a crash, or when the store went back."""
-        # Another copy's position says nothing here; that it is another one's is told by `missing_tables`.
+        """Read from the lake itself: it is ahead of the store after a crash, or after a restore of the store."""
+        # The position of another copy says nothing here; `missing_tables` reports such a table.
         marks = (look.mark for look in self._look_at(table_ids).values() if look.is_recorded_copy)
         return max((mark.position for mark in marks if mark is not None), default=None)
 
     def missing_tables(self, table_ids: Sequence[TableId]) -> Mapping[TableId, HeadwaterError]:
-        """Gone, another owner's, without a watermark, of another copy, or behind what the store recorded."""
+        """Tables that do not exist any more, belong to another owner, have no watermark, are of another copy, or are behind what
+        the store recorded."""
         errors = {table: look.error for table, look in self._look_at(table_ids).items()}
         return {table: error for table, error in errors.items() if error is not None}
 
     def _look_at(self, table_ids: Sequence[TableId]) -> dict[TableId, LakeLook]:
-        """What the lake has of these tables. Both questions come one after the other, before any write: one load answers them."""
+        """What the lake has of these tables. Both methods are called, in turn, before any write: one load serves both."""
         with self._count_lock:
             known, self._looks = self._looks, {}
         if known and known.keys() >= set(table_ids):
@@ -165,7 +166,7 @@ class IcebergDestination(Destination):
         self._batches.submit(self._write_batch, events, result)
 
     def _write_batch(self, events: EventBatch, result: WriteEventsResult) -> None:
-        """Every table by itself: one that cannot go on is told by its name, the others of the batch are durable."""
+        """Every table by itself: a table that cannot continue is returned with its error, the others of the batch are durable."""
         try:
             names = {table: steps[-1].schema.name for table, steps in events.tables.items() if steps}
             applied, failed = self._write_tables(events, names)
@@ -223,7 +224,7 @@ class IcebergDestination(Destination):
         return False
 
     def _is_current(self, table_id: TableId, metadata: DestinationTableMetadata) -> bool:
-        """Whether the store still knows the copy these changes belong to: a newer one's record is not for us to replace."""
+        """Whether the recorded copy is still the one these changes belong to: the record of a newer one must not be replaced."""
         recorded = self._store.get_destination_table_metadata(table_id)
         if recorded is None or recorded.watermark is None or metadata.watermark is None:
             return recorded is not None
@@ -245,9 +246,9 @@ class IcebergDestination(Destination):
             self._source_rows_read += count
 
     def _spool_location(self, context: RunContext) -> str:
-        """A directory of this pipeline's that driver and executors both see.
+        """A directory of this pipeline that driver and executors both see.
 
-        Of this source's too: another one with the same pipeline id may have other tables in the same warehouse.
+        Its name contains the source too: another source with the same pipeline id may have tables in the same warehouse.
         """
         source = f"{context.system_identifier} {context.database_oid}"
         name = f"spool-{context.pipeline_id}-{hashlib.sha256(source.encode()).hexdigest()[:12]}"
@@ -266,7 +267,7 @@ def _names(schema: ReplicatedTableSchema) -> list[str]:
 
 
 def _told_missed(names: Mapping[TableId, TableName], applied: dict[TableId, Applied]) -> dict[TableId, int]:
-    """Once for each batch and table. A mirror that is exact has none."""
+    """Once for each batch and table. For an exact mirror there are none."""
     missed = {table: part.missed for table, part in applied.items() if part.missed}
     for table, count in missed.items():
         _log.warning(

@@ -1,4 +1,4 @@
-"""What the lake has of a table when a run begins, held against what the store recorded."""
+"""What the lake has of a table when a run begins, compared with what the store recorded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headwater.errors import HeadwaterError, WatermarkError
 
 @dataclass(frozen=True, slots=True)
 class LakeLook:
-    """Nothing at all: the store knows of no copy."""
+    """Nothing at all: the store has no record of a copy."""
 
     mark: Watermark | None = None
     is_recorded_copy: bool = False
@@ -36,7 +36,7 @@ def look_at(table: LakeTable | None, metadata: DestinationTableMetadata, mine: O
 
 def table_is_gone(name: str, identifier: str) -> WatermarkError:
     return WatermarkError(
-        f"lake table {name} is gone",
+        f"lake table {name} does not exist any more",
         detail=f"the store recorded it as {identifier}",
         hint=f"Run `headwater resync` for {name} to copy the table again.",
     )

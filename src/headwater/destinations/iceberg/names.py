@@ -1,8 +1,8 @@
-"""Column names that Iceberg and Spark keep for themselves, and what such columns are called in the lake. Pure.
+"""Column names that Iceberg and Spark reserve, and what such columns are called in the lake. Pure.
 
-A column `_pos` of the source would hide where a row lies in its file, and MERGE and reads of the table fail. It becomes `_pos_`.
-The name follows from the columns of the source alone, so copy, stream and a later run agree; the table's property
-`headwater.column-names` and the column's comment say what it was.
+A column `_pos` of the source would hide Iceberg's metadata column `_pos`, and MERGE and reads of the table fail. It becomes
+`_pos_`. The name follows from the columns of the source alone, so copy, stream and a later run agree; the table's property
+`headwater.column-names` and the column's comment have the original name.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ RESERVED = frozenset(
 
 @dataclass(frozen=True)
 class LakeSchema(ReplicatedTableSchema):
-    """A schema under the lake's names; `source` has the source's."""
+    """A schema with the column names of the lake; `source` has those of the source."""
 
     source: ReplicatedTableSchema | None = None
 
 
 def lake_names(schema: TableSchema) -> Mapping[str, str]:
-    """Source name to lake name, of the columns that are called otherwise. Readers may ignore case, so the names do too."""
+    """Source name to lake name, of the columns whose names differ. Readers may ignore case, so the comparison does too."""
     taken = {column.name.lower() for column in schema.columns}
     names = {}
     for column in schema.columns:
@@ -60,7 +60,7 @@ def lake_names(schema: TableSchema) -> Mapping[str, str]:
 
 
 def in_lake_names(schema: ReplicatedTableSchema) -> ReplicatedTableSchema:
-    """The schema under the lake's names; itself if they are the source's."""
+    """The schema with the column names of the lake; the same object if they are those of the source."""
     names = lake_names(schema.table_schema)
     if not names:
         return schema
@@ -79,7 +79,7 @@ def renamed_schema(schema: TableSchema) -> TableSchema:
 
 
 def source_schema(schema: ReplicatedTableSchema) -> ReplicatedTableSchema:
-    """The schema under the source's names."""
+    """The schema with the column names of the source."""
     return schema.source if isinstance(schema, LakeSchema) and schema.source is not None else schema
 
 
@@ -101,6 +101,6 @@ def step_in_lake_names(step: Step) -> Step:
 
 
 def names_property(schema: TableSchema) -> dict[str, str]:
-    """For the table's properties: which columns are called otherwise."""
+    """For the table's properties: which columns have another name in the lake."""
     names = lake_names(schema)
     return {COLUMN_NAMES: json.dumps(dict(names), sort_keys=True, ensure_ascii=False)} if names else {}

@@ -1,6 +1,6 @@
 """What a run of changes amounts to, per key: columnar and pure, no Spark.
 
-Each change deletes its old key (a DELETE, or an UPDATE that changed the key) and upserts its new one; the last word on a key
+Each change deletes its old key (a DELETE, or an UPDATE that changed the key) and upserts its new one; the last change of a key
 wins (invariants 13 and 14). An identity's index is checked row by row, so at every moment a key names one row at most, and
 playing the changes in order against a map of key to row is exact; this module does the same without a loop over rows.
 

@@ -1,8 +1,8 @@
-"""Whose a lake table is: pipeline, cluster, database and source table together, in the table's properties.
+"""The owner of a lake table: pipeline, cluster, database and source table together, in the table's properties.
 
-Asked before a copy replaces its rows and before each batch. A table of another owner is never written to, unless a person said
-that it may be taken over. Who writes to a name of the lake right now is known here too: two source tables that swap their
-names write to each other's lake table for a moment.
+Checked before a copy replaces its rows and before each batch. A table of another owner is never written to, unless the user
+allowed that it is taken over. Which source table writes to a name of the lake right now is kept here too: two source tables
+that swap their names write to each other's lake table for a moment.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Owner:
 
     @classmethod
     def read(cls, table: LakeTable) -> Owner | None:
-        """As the table says; None for one that no pipeline made."""
+        """As the table's properties say; None for a table that no pipeline created."""
         pipeline = table.property(PIPELINE_ID)
         if pipeline is None:
             return None
@@ -102,7 +102,7 @@ def check_for_changes(table: LakeTable, mine: Owner, name: TableName | str) -> N
         raise LakeTableTaken(
             f"lake table {table.identifier} holds another source table now",
             detail=f"it belongs to table {owner.table_id}; changes of {name} are of table {mine.table_id}",
-            hint="The table is copied again, to the lake table of its present name.",
+            hint="The table is copied again, to the lake table of its current name.",
         )
     raise _not_ours(name, table, str(owner), mine)
 
@@ -135,7 +135,7 @@ def _still_written(name: TableName, identifier: str, other: int) -> LakeTableTak
     return LakeTableTaken(
         f"lake table {identifier} still receives changes of another source table",
         detail=f"it belongs to table {other} of the same pipeline, which had the name {name} before",
-        hint="The copy is tried again; it begins once the other table is written elsewhere or has left the publication.",
+        hint="The copy is retried; it starts once the other table is written elsewhere or has left the publication.",
     )
 
 

@@ -83,7 +83,7 @@ def _with_moves(run: ChangeRun, key: tuple[str, ...], goes: Flags, leaves: Flags
     index, is_leaving = index[order], is_leaving[order]
     is_coming = moved[index] & ~is_leaving
     old_kind = np.where(is_coming, NO_OLD, run.old_kind[index]).astype(np.uint8)
-    # Values that nobody looks at are not carried along: those of a row that leaves, and old ones beside the key.
+    # Values that are not used are not kept: those of a row that leaves, and old ones beside the key.
     rows, old_rows = pa.array(index, mask=is_leaving), pa.array(index, mask=old_kind == NO_OLD)
     assert run.old is not None, "nothing moves without an old key"
     old = run.old if run.unchanged else run.old.select(key)

@@ -1,6 +1,6 @@
-"""What a writer takes, and what it refuses because no source sends it (invariant 18).
+"""Which changes a writer accepts, and which it refuses because no source sends them (invariant 18).
 
-A replica identity that is not what the schema says shows up here first: as an old tuple without its key, or as a change that a
+A replica identity that differs from the schema shows here first: as an old tuple without its key, or as a change that a
 table without an identity cannot have. Pure; no value of a row is shown.
 """
 
@@ -42,7 +42,7 @@ def refused(name: TableName | str, detail: str) -> ChangeRefused:
     return ChangeRefused(
         f"a change of table {name} cannot be applied",
         detail=detail,
-        hint="The table is copied again. If it happens again, compare the replica identity of the table and its partitions.",
+        hint="The table is copied again. If this repeats, compare the replica identities of the table and its partitions.",
     )
 
 
@@ -50,8 +50,8 @@ def value_is_gone(name: TableName | str, count: int) -> ChangeRefused:
     rows = "row refers" if count == 1 else "rows refer"
     return ChangeRefused(
         f"a value of table {name} cannot be found",
-        detail=f"{count} changed {rows} to an unchanged value that was not sent, and neither lake nor source has the row now",
-        hint="The table is copied again. REPLICA IDENTITY FULL sends such values, where a row filter makes them common.",
+        detail=f"{count} changed {rows} to an unchanged TOAST value, which is not sent, and neither lake nor source has the row",
+        hint="The table is copied again. If a row filter makes this common: REPLICA IDENTITY FULL sends such values.",
     )
 
 
@@ -65,7 +65,7 @@ def refuse_gaps(run: ChangeRun) -> None:
 def _takes(run: ChangeRun, operations: tuple[int, ...], name: TableName) -> None:
     if not np.isin(run.op, operations).all():
         raise refused(
-            name, "the table has no replica identity, so it takes INSERT and TRUNCATE only; another change came"
+            name, "the table has no replica identity, so only INSERT and TRUNCATE are possible; another change came"
         )
 
 

@@ -1,6 +1,6 @@
 """Errors of Spark, Iceberg and Arrow as ours, without values of rows (invariant 16).
 
-Their messages quote what could not be cast, and the keys of a batch as part of a predicate. What is left is enough to look it up.
+Their messages quote what could not be cast, and the keys of a batch as part of a predicate. The rest is enough to find the cause.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from headwater.errors import HeadwaterError, values_are_shown
 from headwater.spark.errors import translate
 
-_LEFT_OUT = "the rest is left out, since it may hold values of rows"
+_LEFT_OUT = "the rest is not shown, since it may hold values of rows"
 # Classes 22 and 23 of SQLSTATE: data exceptions and violated constraints.
 _OF_DATA = re.compile(r"SQLSTATE:\s*2[23]\w{3}")
 _CONDITION = re.compile(r"\[[A-Z][A-Z0-9_.]+\]")
@@ -23,7 +23,7 @@ _PREDICATES = (
 
 
 def translated(error: BaseException) -> HeadwaterError:
-    """What an error of the lake means to us. What is ours already stays as it is."""
+    """An error of the lake as an error of ours. One that is ours already stays as it is."""
     found = translate(error)
     if found is error:
         return found

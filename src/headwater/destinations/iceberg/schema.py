@@ -1,4 +1,4 @@
-"""Making a table in the lake, and bringing its columns in step with the source's.
+"""Creates a table in the lake, and changes its columns to match the source's.
 
 Columns are added, dropped, renamed and
 widened in place by id; a change of type that Iceberg cannot follow in place is only allowed when a copy replaces all rows.
@@ -43,7 +43,7 @@ TABLE_PROPERTIES: dict[str, str] = {
     "write.parquet.compression-codec": "zstd",
     # Every batch makes a metadata file; without this they stay for ever.
     "write.metadata.delete-after-commit.enabled": "true",
-    # They also tell what an expired snapshot was: a run of maintenance makes 10 to 30 of them.
+    # They also show what an expired snapshot was: a run of maintenance makes 10 to 30 of them.
     "write.metadata.previous-versions-max": "50",
 }
 
@@ -52,7 +52,7 @@ REQUIRED = (
     "write.merge.distribution-mode",
     *(name for name in TABLE_PROPERTIES if name.endswith(("e.mode", "isolation-level"))),
 )
-"""What the writer relies on: rows without a key are found by their place in a file, which copy-on-write does not tell."""
+"""What the writer relies on: rows without a key are found by their place in a file, which copy-on-write does not give."""
 COLUMN_IDS = "headwater.column-ids"
 
 
@@ -62,7 +62,7 @@ def table_properties(chosen: Mapping[str, str]) -> dict[str, str]:
     overruled = sorted(name for name, value in kept.items() if chosen.get(name, value) != value)
     if overruled:
         _log.warning(
-            "table properties %s of the settings are left out: the writer relies on its own", ", ".join(overruled)
+            "table properties %s of the settings are ignored: the writer needs its own values", ", ".join(overruled)
         )
     return TABLE_PROPERTIES | dict(chosen) | kept
 
@@ -122,7 +122,7 @@ def renamed_columns(old: TableSchema | None, new: TableSchema) -> dict[str, str]
 def evolve(
     session: SparkSession, table: LakeTable, wanted: pa.Schema, renamed: Mapping[str, str], *, rows_are_replaced: bool
 ) -> bool:
-    """Bring the table's columns in step, in one metadata commit. Returns whether there was anything to do."""
+    """Change the table's columns to match, in one metadata commit. Returns whether there was anything to do."""
     current, target = table.columns(), wanted_columns(session.sparkContext._jvm, wanted)
     if list(current.types.items()) == list(target.types.items()):
         return False

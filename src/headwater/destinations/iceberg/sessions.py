@@ -1,4 +1,4 @@
-"""Sessions for tables that are written side by side.
+"""Spark sessions for tables that are written at the same time.
 
 The watermark of a SQL statement is a session setting, so every table under way needs a session of its own. Each opens a catalog
 of its own, hence the bound.
@@ -42,12 +42,12 @@ class LakeSession:
             self.spark.conf.set(_SNAPSHOT_PROPERTY + name, value)
 
     def end_attempt(self) -> None:
-        """Make sure that nothing of this holder's jobs goes on. The commit itself runs in the call that has returned."""
+        """Cancel what is left of this holder's jobs. The commit itself runs in the call that has returned."""
         self.spark.sparkContext.cancelJobGroup(self.job_group)
 
 
 class SessionPool:
-    """At most `size` sessions, made when needed, handed to one thread at a time."""
+    """At most `size` sessions, made when needed, each used by one thread at a time."""
 
     def __init__(
         self, spark: SparkSession, catalog: str, settings: Mapping[str, str], size: int = MAX_SESSIONS

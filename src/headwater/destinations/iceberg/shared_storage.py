@@ -1,4 +1,4 @@
-"""Do driver and executors see the same files? Asked at start, where Spark's master is not local.
+"""Do driver and executors see the same files? Checked at start, where Spark's master is not local.
 
 With a warehouse that is a path, each host writes data files to a disk of its own unless that path is shared: every commit
 succeeds, and the lake names files that only one host has. So a table is made for a moment, in the pipeline's own catalog. Tasks
@@ -42,7 +42,7 @@ def is_one_process(master: str) -> bool:
 
 
 def check_shared(spark: SparkSession, catalog: str, warehouse: str) -> None:
-    """DestinationError, with the names of the hosts, if what one of them writes is not seen by another."""
+    """DestinationError, with the names of the hosts, if a file that one of them writes is not visible to another."""
     namespace = f"{quote(catalog)}.{quote(NAMESPACE)}"
     identifier = f"{namespace}.{quote(f'probe_{uuid.uuid4().hex}')}"
     count = max(spark.sparkContext.defaultParallelism, 1) * _TASKS_PER_CORE
@@ -58,7 +58,7 @@ def check_shared(spark: SparkSession, catalog: str, warehouse: str) -> None:
         files = table.data_files()
         apart = {host for path, host in files if not _is_read(table, path)}
         if apart:
-            raise _not_shared(warehouse, apart, "are not seen by the driver")
+            raise _not_shared(warehouse, apart, "write files that the driver does not see")
         for number in range(count):
             table.add_data_file(_parquet(_DRIVER, str(number)), f"host={_DRIVER}")
         _read_in_tasks(spark, identifier, warehouse, {host for _, host in files}, count)
@@ -93,9 +93,9 @@ def _read_in_tasks(spark: SparkSession, identifier: str, warehouse: str, hosts: 
     try:
         found = {row.token for row in frame.where(frame.host == _DRIVER).collect()}
     except Exception as error:
-        raise _not_shared(warehouse, hosts, "see no files of the driver's, or none of each other's") from error
+        raise _not_shared(warehouse, hosts, "do not see files of the driver, or not those of each other") from error
     if len(found) < count:
-        raise _not_shared(warehouse, hosts, "see no files of the driver's")
+        raise _not_shared(warehouse, hosts, "do not see files of the driver")
 
 
 def _drop_if_empty(spark: SparkSession, catalog: str, namespace: str) -> None:
@@ -104,14 +104,14 @@ def _drop_if_empty(spark: SparkSession, catalog: str, namespace: str) -> None:
         if not spark.sql(f"SHOW TABLES IN {namespace}").collect():
             spark.sql(f"DROP NAMESPACE {namespace}")
     except Exception as error:
-        log.info("namespace %s of catalog %s is left behind: %s", NAMESPACE, catalog, type(error).__name__)
+        log.info("namespace %s of catalog %s could not be dropped: %s", NAMESPACE, catalog, type(error).__name__)
 
 
 def _not_shared(warehouse: str, hosts: set[str], what: str) -> DestinationError:
     return DestinationError(
         f"the warehouse {warehouse} is not shared by all hosts of the Spark cluster",
         detail=f"the driver runs on {_here()}; executors on {_listed(hosts)} {what}",
-        hint="Set destination.warehouse to a URI that all hosts reach (s3, gs, hdfs), or mount one directory on all of them.",
+        hint="Set destination.warehouse to a URI that all hosts can use (s3, gs, hdfs), or mount one directory on all of them.",
         retry=Retry.NEVER,
     )
 

@@ -1,6 +1,6 @@
-"""One table of the lake, seen through Iceberg's own Java API in Spark's JVM: snapshots, properties, schema, branches.
+"""One table of the lake, through Iceberg's own Java API in Spark's JVM: snapshots, properties, schema, branches.
 
-Knows no rows and no changes. A handle shows the table as of its last `refresh()`.
+Does not handle rows or changes. A handle shows the table as of its last `refresh()`.
 
 Rows are written to a branch first and published from there: in one commit the table gets the branch's head, and a tag keeps that
 snapshot, which carries the watermark, from being expired by others (invariants 6 and 20).
@@ -77,7 +77,7 @@ class LakeTable:
         """(snapshot id, our part of the summary) of the current snapshot and its ancestors, newest first.
 
         Ancestors that were expired are looked up in earlier metadata files, as long as the table keeps those: several
-        commits of maintenance and an expiry cut the line to our last commit, and its tag alone does not tell whether the
+        commits of maintenance and an expiry cut the line to our last commit, and its tag alone does not show whether the
         table still descends from it or was rolled back before.
         """
         snapshot = self._table.currentSnapshot()
@@ -111,7 +111,7 @@ class LakeTable:
             update.commit()
 
     def columns(self) -> LakeColumns:
-        """As of the last refresh, fetched anew: ask once and keep the answer."""
+        """As of the last refresh, but fetched at each call: call once and keep the answer."""
         return columns_of(self._iceberg, self._table.schema())
 
     def ensure_snapshot(self) -> None:
@@ -206,7 +206,7 @@ class LakeTable:
             raise LakeTableMoved(f"the staging branch of {self.identifier} has a commit of another attempt")
         if self.snapshot_id != start and not (replaces_all and self._only_unmarked_since(start)):
             raise LakeTableMoved(f"{self.identifier} has a commit that came after it was looked at")
-        # Not validated again by Iceberg, and not tried again on top of a newer commit: it says what the refs must be.
+        # Not validated again by Iceberg, and not retried on top of a newer commit: it says what the refs must be.
         manage = self._table.manageSnapshots().replaceBranch(MAIN, staged.snapshotId())
         self._tagged(manage, staged.snapshotId()).commit()
         before, after = _live_rows(self._table.snapshot(start)), _live_rows(staged)

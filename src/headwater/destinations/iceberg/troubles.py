@@ -1,7 +1,7 @@
-"""Whose trouble a failed write is: the lake's, which is waited for, or one table's own (invariant 15).
+"""Whether a failed write is an error of the lake, which is waited for, or of one table alone (invariant 15).
 
-A table that fails while the lake can be read and written is broken by itself: a data file that is gone, for example. The first
-failure may have been a moment's; the second in a row is judged, with a file written and removed in the warehouse.
+A table that fails while the lake can be read and written is itself damaged: a data file is missing, for example. The first
+failure may have been temporary; after the second in a row the lake is tested, with a file written and removed in the warehouse.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NO_ROOM = re.compile(r"no space left|disk quota|quota exceeded|SQLITE_FULL|read
 
 
 def is_the_tables_own(error: HeadwaterError) -> bool:
-    """Trouble that by its nature no other table has, and that no second attempt mends."""
+    """An error that by its nature concerns no other table, and that a second attempt does not repair."""
     if isinstance(error, (ChangeRefused, LakeTableError, LakeTableTaken)):
         return True
     return isinstance(error, (WatermarkError, SchemaError, ValueOutOfRange)) and error.retry is not Retry.TIMED
@@ -53,7 +53,7 @@ class Troubles:
     def judged(
         self, failed: Mapping[TableId, HeadwaterError], names: Mapping[TableId, str]
     ) -> dict[TableId, HeadwaterError]:
-        """Each table's own error; raises what is no table's own, and then the whole batch is tried again."""
+        """The tables' own errors. An error that concerns the lake is raised, and then the whole batch is retried."""
         own = {table: self._judge(table, error, names[table]) for table, error in failed.items()}
         for error in own.values():
             if not is_the_tables_own(error):

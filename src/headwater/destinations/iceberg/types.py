@@ -14,12 +14,12 @@ from headwater.spark.types import spark_type
 
 
 def lake_arrow_schema(schema: ReplicatedTableSchema) -> pa.Schema:
-    """The replicated columns as the lake keeps them."""
+    """The replicated columns as the lake stores them."""
     return pa.schema([pa.field(field.name, _lake_type(field.type)) for field in arrow_schema(schema)])
 
 
 def to_lake(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The same rows in the lake's types; only widening happens here."""
+    """The same rows in the types of the lake's columns; types are only widened here."""
     return table if table.schema.equals(schema) else table.cast(schema)
 
 

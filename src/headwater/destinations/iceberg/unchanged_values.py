@@ -1,11 +1,11 @@
 """Values that a batch refers to but does not hold: from the target, else from the source (invariant 12).
 
-A row that neither has is not NULL, and a row that the source has under this key now may be another one: it is younger than the
-batch. It is the row meant if the batch's last change of it was made by the transaction that wrote it. Else the stream is read
-on until the moment of the read, and the batch comes again with what followed: then its last word on each key is as old as
+If neither has the row, its value is not NULL. And a row that the source has under this key now may be another one: it is newer
+than the batch. It is the right row if the batch's last change of it was made by the transaction that wrote it. Else the stream is
+read up to the moment of the read, and the batch comes again with what followed: then its last change of each key is as old as
 the read, unless a row took its key later still, which the read has not seen; then the source is read once more.
 
-If a later run of the batch has a change of the key, that change decides: until then the row is not there.
+If a later run of the batch has a change of the key, that change decides: until then the row does not exist.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class MissingValues:
-    """Completes net changes before they are merged. `counted` is told how many rows were read from the source."""
+    """Completes net changes before they are merged. `counted` is called with the number of rows read from the source."""
 
     spool: FrameSpool
     read_source_rows: Callable[[ReplicatedTableSchema, pa.Table], SourceRead]
@@ -120,7 +120,7 @@ class MissingValues:
     def _read_source(
         self, schema: ReplicatedTableSchema, keys: pa.Table, events: EventBatch, last: Xids, arrived: Xids
     ) -> tuple[pa.Table, Indexes]:
-        """Rows of the source, and for each key which of them is the row meant. ReadOn if that is not certain yet."""
+        """Rows of the source, and for each key which of them is the right row. ReadOn if that is not certain yet."""
         source = source_schema(schema)
         types = arrow_schema(source)
         wanted = keys.select(schema.key).rename_columns(source.key)
@@ -149,26 +149,26 @@ class MissingValues:
         except HeadwaterError as error:
             if meaning(error) is not Meaning.TABLE:
                 raise
-            # Its name, columns or rights are not what they were when the change was made: no other table has that trouble.
+            # Its name, columns or rights are not what they were when the change was made: no other table is concerned.
             raise refused(source.name, f"its rows cannot be read in the source: {error.summary}") from error
         self.counted(keys.num_rows)
         return read
 
 
 class ReadOn(ChangeRefused):
-    """Not before the stream has told all that was committed until the read."""
+    """Not before the stream has brought all that was committed until the read."""
 
     def __init__(self, name: TableName, read: SourceRead) -> None:
         super().__init__(
             f"a value of table {name} is not certain",
-            detail="a changed row refers to an unchanged value that was not sent; the source was read, but too much was"
-            " committed between the change and that read to tell whether it is the same row",
-            hint="The table is copied again. REPLICA IDENTITY FULL sends such values, where a row filter makes them common.",
+            detail="a changed row refers to an unchanged TOAST value that was not sent; the source was read, but too much was"
+            " committed between the change and that read to decide whether it is the same row",
+            hint="The table is copied again. If a row filter makes this common: REPLICA IDENTITY FULL sends such values.",
         )
         self.read = read
 
     def without_rows(self) -> ChangeRefused:
-        """The same words, for whoever keeps errors: values stay out of logs and stores."""
+        """The message alone, for code that records errors: values stay out of logs and stores."""
         return ChangeRefused(self.message, detail=self.detail, hint=self.hint)
 
 

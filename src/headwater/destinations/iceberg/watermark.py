@@ -1,6 +1,6 @@
-"""The watermark inside each lake commit: how it is written, found again, and held against what the store recorded.
+"""The watermark inside each lake commit: how it is written, found again, and compared with what the store recorded.
 
-Keeps invariant 5. The search is pure: it walks the summaries of the current lake snapshot and its ancestors, nearest first,
+Keeps invariant 5. The search is pure: it reads the summaries of the current lake snapshot and its ancestors, nearest first,
 and ends at the commit that opened the epoch, so that an older copy's higher position never hides new changes.
 """
 
@@ -102,33 +102,33 @@ def check_lineage(
     """
     if recorded is None:
         raise WatermarkError(
-            f"nothing is recorded of a copy of table {table}",
+            f"no copy of table {table} is recorded",
             detail="changes can only be applied on top of a copy that this pipeline made and recorded",
             hint=_hint(table),
         )
     if found is None:
         raise WatermarkError(
-            f"lake table {table} shows no watermark",
+            f"lake table {table} has no watermark",
             detail=f"the store recorded {_text(recorded)}",
             hint=_hint(table),
         )
     if not _same_lineage(found, recorded):
         raise WatermarkError(
             f"lake table {table} belongs to another copy than the recorded one",
-            detail=f"the lake shows {_text(found)}; the store recorded {_text(recorded)}",
+            detail=f"the lake has {_text(found)}; the store recorded {_text(recorded)}",
             hint=_hint(table),
         )
     if not found.covers(recorded.commit_lsn, recorded.ordinal):
         raise WatermarkError(
-            f"lake table {table} is behind what was recorded",
-            detail=f"the lake shows {_text(found)}; the store recorded {_text(recorded)}",
+            f"lake table {table} is behind the recorded position",
+            detail=f"the lake has {_text(found)}; the store recorded {_text(recorded)}",
             hint=f"If the table was rolled back or restored on purpose: {_hint(table)}",
         )
     if timeline is not None and found.timeline > timeline:
         raise WatermarkError(
             f"lake table {table} was written from a newer timeline of the source",
-            detail=f"the lake shows {_text(found)}; the source is on timeline {timeline}",
-            hint=f"If the source was restored to a time before that on purpose: {_hint(table)}",
+            detail=f"the lake has {_text(found)}; the source is on timeline {timeline}",
+            hint=f"If the source was restored to an earlier time on purpose: {_hint(table)}",
         )
     return found
 

@@ -1,6 +1,6 @@
-"""How rows get into a lake table: one lake commit a call, with its watermark, fenced and pinned (invariant 6).
+"""How rows are written to a lake table: one lake commit for each call, with its watermark, fenced and pinned (invariant 6).
 
-`TableWriter` is the seam for faster ones; `MergeWriter` needs nothing but Spark SQL, and so works everywhere.
+`TableWriter` is the interface for other writers; `MergeWriter` needs nothing but Spark SQL, and so works everywhere.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class MergeWriter:
 
 
 def _exact(field: pa.Field) -> str:
-    """A column in SQL, for a table's alias: -0.0 and 0.0 are equal to Spark, and two rows to whoever reads them."""
+    """A column in SQL, for a table's alias: -0.0 and 0.0 are equal to Spark, and two different values to a reader."""
     name = "{}." + quote(field.name).replace("{", "{{").replace("}", "}}")
     return f"CAST({name} AS STRING)" if pa.types.is_floating(field.type) else name
 
