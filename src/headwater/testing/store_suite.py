@@ -1,4 +1,4 @@
-"""What every store must do, as tests: derive a class from `StoreSuite` and say how to make one.
+"""What every store must do, as tests: derive a class from `StoreSuite` and give it a fixture that makes a store.
 
     class TestMyStore(StoreSuite):
         @pytest.fixture
