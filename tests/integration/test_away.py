@@ -161,7 +161,7 @@ def test_a_row_filter_that_fails_in_the_server_ends_the_run_with_a_hint(
 
 
 @pytest.mark.invariant(15)
-def test_a_store_that_is_away_for_a_while_is_waited_for_and_no_table_errs(
+def test_an_unreachable_store_is_waited_for_and_no_table_is_marked_failed(
     shop: Database, own_server: PostgresServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = PostgresStore(own_server.settings(), 1)

@@ -81,7 +81,7 @@ def test_a_store_that_may_not_be_made_names_the_statement_that_mends_it(
     assert "1 table is copied again" in headwater("resync", file, "public.orders")
 
 
-def test_a_store_that_somebody_else_made_names_the_statement_that_mends_it(
+def test_the_error_for_a_store_of_another_role_names_the_statement_that_repairs_it(
     shop: Database, role: str, tmp_path: Path
 ) -> None:
     store = PostgresStore(shop.settings, 1)

@@ -174,7 +174,7 @@ def test_invariant_1_what_would_rewrite_the_table_waits_for_the_copy(database: D
     assert sorted(found) == [(i, i) for i in range(1, 20001)]
 
 
-def test_a_range_that_queues_behind_a_rewrite_gives_way_instead_of_waiting_for_ever(
+def test_a_range_that_queues_behind_a_rewrite_ends_the_copy_instead_of_waiting_for_ever(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(copy_read._SESSION, "lock_timeout", "50ms")

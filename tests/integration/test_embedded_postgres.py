@@ -60,7 +60,7 @@ def test_every_role_connects_through_the_socket(pg_server: PostgresServer) -> No
         connection.execute("drop role guest")
 
 
-def test_a_database_is_dropped_with_its_slots_and_whoever_uses_them(pg_server: PostgresServer) -> None:
+def test_a_database_is_dropped_with_its_slots_and_the_sessions_that_use_them(pg_server: PostgresServer) -> None:
     name = pg_server.create_database()
     with pg_server.connect(name) as connection:
         connection.execute("select pg_create_logical_replication_slot('idle', 'pgoutput')")
@@ -145,7 +145,7 @@ def test_a_directory_of_the_callers_stays_and_is_used_again(tmp_path: Path) -> N
         subprocess.run(["rm", "-rf", str(directory)], check=True)
 
 
-def test_settings_of_the_callers_win_and_bad_ones_are_told() -> None:
+def test_settings_of_the_caller_override_ours_and_bad_ones_are_reported() -> None:
     settings = {"wal_sender_timeout": "3s", "max_replication_slots": "3"}
     with PostgresServer.start(settings=settings) as server, server.connect() as connection:
         assert connection.execute("show wal_sender_timeout").fetchone() == ("3s",)
@@ -175,7 +175,9 @@ def test_a_server_with_tls_shows_its_certificate() -> None:
             assert connection.execute("select ssl from pg_stat_ssl where pid = pg_backend_pid()").fetchone() == (True,)
 
 
-def test_a_taken_port_is_no_trouble(monkeypatch: pytest.MonkeyPatch, pg_server: PostgresServer) -> None:
+def test_a_port_that_is_in_use_is_replaced_by_another(
+    monkeypatch: pytest.MonkeyPatch, pg_server: PostgresServer
+) -> None:
     ports = iter([pg_server.port, pg_server.port])
     free = _free_port()
     monkeypatch.setattr("headwater.testing.postgres._free_port", lambda: next(ports, free))

@@ -174,7 +174,7 @@ def test_a_destination_that_fails_is_tried_again_and_nothing_is_confirmed_meanwh
         run.assert_equal("orders", "items")
 
 
-def test_a_destination_that_goes_on_failing_ends_the_run_with_its_error_and_nothing_is_confirmed(
+def test_a_destination_that_keeps_failing_ends_the_run_with_its_error_and_nothing_is_confirmed(
     shop: Database,
 ) -> None:
     with running(shop, table_error_retry_max_attempts=2) as run:

@@ -192,7 +192,7 @@ def test_skipping_holds_for_the_first_copy_only_whatever_leads_to_the_next(shop:
 
 
 @pytest.mark.versions(17, 18)
-def test_what_will_not_be_in_the_lake_and_leaves_without_a_common_identity_are_told_at_start(
+def test_what_will_not_be_in_the_lake_and_leaves_without_a_common_identity_are_reported_at_start(
     database: Database, pg_version: int
 ) -> None:
     database.execute(

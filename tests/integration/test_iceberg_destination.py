@@ -209,7 +209,7 @@ def test_replay_of_a_batch_makes_no_commit_and_a_partly_covered_one_writes_the_r
 
 
 @pytest.mark.invariant(5)
-def test_a_lake_ahead_of_the_store_goes_on_and_one_behind_it_is_an_error(lake: Lake) -> None:
+def test_a_lake_ahead_of_the_store_continues_and_one_behind_it_is_an_error(lake: Lake) -> None:
     schema = table_schema(*ID_V)
     lake.copy(schema, [(1, "a")])
     recorded = lake.store.get_destination_table_metadata(schema.id)
@@ -240,7 +240,7 @@ def test_another_epoch_than_the_recorded_one_is_an_error(lake: Lake) -> None:
         lake.write(change_run(schema, 300, update(1, "d")))
 
 
-def test_one_tables_trouble_is_told_by_its_name_and_the_others_are_written(lake: Lake) -> None:
+def test_one_tables_error_names_the_table_and_the_others_are_written(lake: Lake) -> None:
     good, bad = table_schema(*ID_V), table_schema(*ID_V)
     lake.copy(good, [(1, "a")])
     lake.copy(bad, [(1, "a")])
@@ -315,7 +315,7 @@ def test_columns_are_added_dropped_renamed_and_widened_between_runs(lake: Lake) 
     assert metadata.snapshot_id == 250
 
 
-def test_a_populated_table_of_nobody_is_refused(lake: Lake) -> None:
+def test_a_populated_table_without_an_owner_is_refused(lake: Lake) -> None:
     schema = table_schema(*ID_V)
     lake.spark.sql("CREATE NAMESPACE IF NOT EXISTS lake.public")
     lake.spark.sql(f"CREATE TABLE {lake.identifier(schema)} (id bigint, v string) USING iceberg")

@@ -118,7 +118,7 @@ def test_the_same_while_a_copy_catches_up(run: Callable[..., Any], database: Dat
         assert_equal(running, database)
 
 
-def test_a_row_that_was_written_under_a_savepoint_and_is_written_on_and_on_is_told_apart(
+def test_a_row_that_was_written_under_a_savepoint_and_again_and_again_is_distinguished(
     run: Callable[..., Any], database: Database
 ) -> None:
     """Its transaction's number is not in the row; what is written meanwhile leaves the value as it was."""

@@ -31,7 +31,7 @@ def named(schema: ReplicatedTableSchema, name: TableName) -> ReplicatedTableSche
 
 
 @pytest.mark.parametrize(("system", "database"), [("7002", 5), ("7001", 6)], ids=["cluster", "database"])
-def test_a_second_cluster_or_database_with_the_same_pipeline_id_replaces_no_rows_until_it_is_told_to_take_over(
+def test_a_second_cluster_or_database_with_the_same_pipeline_id_replaces_no_rows_without_take_over(
     lake: Lake, system: str, database: int
 ) -> None:
     schema, first_store = table_schema(*ID_V), lake.store

@@ -132,7 +132,7 @@ def test_columns_with_every_reserved_name_are_written_by_each_way_and_say_what_t
 
 
 @pytest.mark.invariant(5)
-def test_what_the_lake_lacks_of_recorded_tables_is_told_at_start(lake: Lake) -> None:
+def test_what_the_lake_lacks_of_recorded_tables_is_reported_at_start(lake: Lake) -> None:
     whole, gone, emptied, rolled, taken = (table_schema(*ID_V) for _ in range(5))
     tables: list[ReplicatedTableSchema] = [whole, gone, emptied, rolled, taken]
     for schema in tables:

@@ -275,7 +275,7 @@ def test_row_filter_and_column_list_hold_in_copy_and_stream_and_when_they_change
         run.assert_equal("items", "orders")
 
 
-def test_an_operation_that_is_published_anew_leads_to_a_new_copy(shop: Database) -> None:
+def test_an_operation_that_is_published_again_leads_to_a_new_copy(shop: Database) -> None:
     shop.execute("alter publication shop set (publish = 'insert, update')")
     with running(shop) as run:
         wait_ready(run, "items", "orders")
@@ -410,7 +410,7 @@ def test_tables_that_leave_come_back_and_are_copied_again_under_load_end_equal(d
 @pytest.mark.invariant(17)
 @pytest.mark.versions(14, 17)
 @pytest.mark.parametrize("moment", ["while_running", "while_stopped"])
-def test_a_publication_that_was_away_for_a_moment_has_every_table_copied_again_where_the_server_cannot_pass_it(
+def test_a_publication_that_was_renamed_for_a_moment_has_every_table_copied_again_where_the_server_cannot_pass_it(
     database: Database, moment: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Up to version 17 a change that was made without the publication ends the server's stream, at every start."""

@@ -163,7 +163,7 @@ def test_a_copy_of_a_run_that_lost_its_lock_leaves_the_slots_of_the_other_run_al
 
 
 @pytest.mark.invariant(6)
-def test_a_run_that_takes_its_lock_again_goes_on_unless_another_run_began_meanwhile(shop: Database) -> None:
+def test_a_run_that_takes_its_lock_again_continues_unless_another_run_began_meanwhile(shop: Database) -> None:
     with running(shop, store=store_of(shop)) as run:
         run.wait_states("ready", 2)
         end_lock(shop)

@@ -11,7 +11,7 @@ from tests.conftest import Database
 from tests.pipeline_process import pipeline_process
 
 
-def test_a_pipeline_whose_output_nobody_reads_starts_applies_changes_and_stops_in_order(
+def test_a_pipeline_whose_output_is_not_read_starts_applies_changes_and_stops_in_order(
     database: Database, tmp_path: Path
 ) -> None:
     database.execute("create table orders (id int primary key, status text)")

@@ -295,7 +295,7 @@ def test_a_leaf_rewritten_between_the_snapshot_and_the_plan_loses_no_row(
     assert sorted(ids) == [i * 10 for i in range(1, 101)]
 
 
-def test_a_copy_beyond_the_bound_that_is_planned_waits_for_nobody_who_has_a_leaf(
+def test_a_copy_beyond_the_bound_is_planned_without_waiting_for_a_session_that_has_a_leaf_locked(
     small: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who has a leaf may want the root next, which is locked for the copy: one of the two would be a deadlock's victim."""
@@ -323,7 +323,7 @@ def test_a_copy_beyond_the_bound_that_is_planned_waits_for_nobody_who_has_a_leaf
             assert run.destination.tables["t"] == rows_of(small, "t")
 
 
-def test_keys_are_not_counted_behind_whoever_waits_for_the_copys_lock(
+def test_counting_keys_does_not_queue_behind_a_session_that_waits_for_the_copys_lock(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Postgres sees no deadlock in that, since only we know that the sessions belong together."""

@@ -102,7 +102,7 @@ def end_sessions(database: Database) -> None:
 
 @pytest.mark.invariant(15)
 @pytest.mark.parametrize(("limited", "told"), [(no_more_files, FILES), (no_more_threads, THREADS)])
-def test_a_pipeline_that_reaches_a_limit_waits_and_goes_on(
+def test_a_pipeline_that_reaches_a_limit_waits_and_continues(
     database: Database, limited: Callable[[], Any], told: str
 ) -> None:
     database.execute("create table orders(id int primary key, n int); create publication shop for table orders")

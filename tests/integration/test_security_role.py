@@ -75,7 +75,7 @@ PREPARED = {
 
 
 @pytest.mark.parametrize("prepared", PREPARED)
-def test_a_namespace_that_somebody_else_prepared_is_refused_and_nothing_in_it_runs(
+def test_a_namespace_with_objects_of_another_role_is_refused_and_nothing_in_it_runs(
     database: Database, prepared: str
 ) -> None:
     statement, said = PREPARED[prepared]

@@ -91,7 +91,7 @@ def said_silent(caplog: pytest.LogCaptureFixture) -> bool:
 
 @pytest.mark.invariant(15)
 @pytest.mark.parametrize("new_too", [True, False])
-def test_a_stream_that_falls_silent_is_noticed_and_followed_again(
+def test_a_stream_that_does_not_answer_is_noticed_and_followed_again(
     shop: Database, proxy: SilentProxy, caplog: pytest.LogCaptureFixture, new_too: bool
 ) -> None:
     with caplog.at_level(logging.WARNING), run_through(shop, proxy) as run:
@@ -186,7 +186,7 @@ COPY_MARKS = {
 
 @pytest.mark.parametrize("passes", [True, False], ids=["sent", "unsent"])
 @pytest.mark.parametrize("moment", COPY_MARKS)
-def test_a_copy_whose_server_falls_silent_starts_again_when_it_is_back(
+def test_a_copy_whose_server_stops_answering_starts_again_when_it_answers(
     shop: Database, proxy: SilentProxy, caplog: pytest.LogCaptureFixture, moment: str, passes: bool
 ) -> None:
     with caplog.at_level(logging.WARNING), run_through(shop, proxy, publication="shop") as run:
@@ -291,7 +291,7 @@ def test_a_slot_that_waits_for_an_open_transaction_is_waited_for_and_a_stop_ends
 
 @pytest.mark.invariant(15)
 @pytest.mark.parametrize("new_too", [True, False])
-def test_a_store_that_falls_silent_is_waited_for_and_no_table_errs(
+def test_a_store_that_does_not_answer_is_waited_for_and_no_table_is_marked_failed(
     shop: Database, proxy: SilentProxy, caplog: pytest.LogCaptureFixture, new_too: bool
 ) -> None:
     store = PostgresStore(replace(proxy.before(shop.settings), answer_timeout_seconds=2, connect_timeout_seconds=2), 1)
@@ -334,7 +334,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_does_not_hang_at_a_silent_server(
+def test_a_command_does_not_hang_if_the_server_does_not_answer(
     shop: Database, proxy: SilentProxy, tmp_path: Path, command: str
 ) -> None:
     file = write_settings(shop, tmp_path)

@@ -50,7 +50,7 @@ def test_members_are_those_of_the_servers_own_function(database: Database, pg_ve
 
 
 @pytest.mark.versions(14, 18)
-def test_a_look_waits_for_nobody_who_has_a_table_locked(database: Database) -> None:
+def test_a_look_does_not_wait_for_a_session_that_has_a_table_locked(database: Database) -> None:
     database.execute(SHAPES + "create publication p for all tables with (publish_via_partition_root = true)")
     with connect(database.settings) as session, database.connect() as other:
         looks = CatalogLooks("p")

@@ -51,7 +51,7 @@ def test_a_missing_and_an_empty_publication_are_errors(database: Any, session: C
     assert "publishes no table" in messages(run(session), Severity.ERROR)
 
 
-def test_all_rights_that_lack_are_told_at_once(database: Any, role: str) -> None:
+def test_all_missing_rights_are_reported_at_once(database: Any, role: str) -> None:
     database.execute(f"""
         create schema closed; create table closed.a (id int primary key);
         create table b (id int primary key, x text); create table c (id int primary key, x text);
@@ -109,7 +109,7 @@ def test_tables_the_source_itself_will_not_update_are_warned_of(database: Any, s
     assert "update, delete, truncate" in finding.detail
 
 
-def test_too_few_slots_are_told_and_our_own_do_not_count() -> None:
+def test_too_few_slots_are_reported_and_our_own_do_not_count() -> None:
     settings = {"max_replication_slots": "3", "max_wal_senders": "2", "wal_sender_timeout": "0"}
     with PostgresServer.start(settings=settings) as server, connect(server.settings()) as session:
         session.execute("create table public.t (id int primary key)")
@@ -125,7 +125,7 @@ def test_too_few_slots_are_told_and_our_own_do_not_count() -> None:
         assert any("others use 1, this pipeline needs 3" in finding.detail for finding in findings)
 
 
-def test_a_server_that_does_not_log_enough_is_told() -> None:
+def test_a_server_with_too_low_a_wal_level_is_reported() -> None:
     with PostgresServer.start(settings={"wal_level": "replica", "wal_sender_timeout": "1s"}) as server:
         with connect(server.settings()) as session:
             findings = run(session)

@@ -88,7 +88,7 @@ def test_row_filters_and_column_lists_are_told(database: Any, session: Connectio
     assert plain.relation_bytes > 8192
 
 
-def test_a_missing_publication_is_told_with_what_there_is(database: Any, session: Connection) -> None:
+def test_a_missing_publication_is_reported_with_those_that_exist(database: Any, session: Connection) -> None:
     with pytest.raises(SourceError) as none:
         published_tables(session, 'my "pub"')
     assert "no publication at all" in none.value.detail

@@ -53,7 +53,7 @@ def test_every_timeout_is_zero_and_output_is_pinned_whatever_the_role_says(datab
         assert not session.autocommit
 
 
-def test_refused_connections_are_told_apart_and_show_no_password(database: Any) -> None:
+def test_refused_connections_are_distinguished_and_show_no_password(database: Any) -> None:
     settings = replace(database.settings, password=Secret("s3cret-and-wrong"))
     with pytest.raises(AuthenticationError) as refused:
         connect(settings)

@@ -156,7 +156,7 @@ def test_invariant_10_a_lost_slot_is_never_papered_over(session: Connection, slo
 
 
 @pytest.mark.invariant(10)
-def test_a_new_timeline_goes_on_with_a_slot_that_came_along_and_progress_before_the_switch(
+def test_a_new_timeline_continues_with_a_synchronized_slot_and_progress_before_the_switch(
     session: Connection, slot: str
 ) -> None:
     server, flush, facts = server_facts(session), flush_lsn(session), inspect_slot(session, slot)
@@ -223,7 +223,9 @@ def test_a_slot_whose_wal_was_removed_is_seen_as_lost() -> None:
         assert "max_slot_wal_keep_size is 1MB" in error.value.detail
 
 
-def test_who_is_in_the_way_of_a_new_slot_is_told_without_what_they_run(database: Any, session: Connection) -> None:
+def test_transactions_that_block_a_new_slot_are_named_without_their_statements(
+    database: Any, session: Connection
+) -> None:
     database.execute("create table t (id int)")
     writer = database.connect(application_name="nightly report")
     reader = database.connect()

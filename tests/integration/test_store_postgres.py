@@ -128,7 +128,7 @@ def test_a_lost_session_is_opened_again_without_a_word(database: Any, store: Pos
 
 
 @pytest.mark.invariant(15)
-def test_a_server_that_is_away_is_the_worlds_trouble_and_over_when_it_is_back() -> None:
+def test_an_unreachable_server_raises_store_unavailable_until_it_is_reachable() -> None:
     with PostgresServer.start() as server:
         store = PostgresStore(server.settings(), 1)
         store.start()

@@ -36,7 +36,7 @@ DATE_OID = 1082
         f"do $$ begin raise exception 'bad row' using detail = '{VALUE}'; end $$",
     ],
 )
-def test_what_the_server_says_of_a_value_is_told_without_it(
+def test_what_the_server_says_of_a_value_is_shown_without_the_value(
     database: Database, monkeypatch: pytest.MonkeyPatch, statement: str
 ) -> None:
     database.execute(f"create table people(name text primary key); insert into people values ('{VALUE}')")
@@ -55,7 +55,7 @@ def test_what_the_server_says_of_a_value_is_told_without_it(
 
 
 @pytest.mark.invariant(16)
-def test_a_text_that_arrow_cannot_cast_is_told_without_it() -> None:
+def test_a_text_that_arrow_cannot_cast_is_reported_without_the_text() -> None:
     data = np.frombuffer(VALUE.encode(), np.uint8).copy()
     column = ColumnSchema("day", BUILT_IN[DATE_OID], attnum=1)
     with pytest.raises(ValueOutOfRange) as told:

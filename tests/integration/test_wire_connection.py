@@ -161,12 +161,12 @@ def test_a_missing_database_is_no_matter_of_time(pg: ConnectSettings) -> None:
     assert caught.value.retry is Retry.NEVER
 
 
-def test_a_host_that_nobody_knows_is_a_connect_error(pg: ConnectSettings) -> None:
+def test_a_host_name_that_does_not_exist_is_a_connect_error(pg: ConnectSettings) -> None:
     with pytest.raises(ConnectError, match="could not be found"):
         WireConnection.connect(replace(pg, host="no-such-host.invalid"))
 
 
-def test_a_role_without_replication_is_told_what_it_lacks(database: Any, pg_server: PostgresServer) -> None:
+def test_the_error_for_a_role_without_replication_says_what_it_lacks(database: Any, pg_server: PostgresServer) -> None:
     role = f"plain_{database.name}"
     database.execute(f"create role {role} login")
     try:

@@ -128,7 +128,7 @@ def test_what_we_make_is_closed_to_others_whatever_the_umask_is(tmp_path: Path) 
     assert mode(tmp_path / "file") == 0o600
 
 
-def test_the_mode_of_a_warehouse_that_a_person_made_stays(tmp_path: Path) -> None:
+def test_the_mode_of_a_warehouse_that_the_user_made_stays(tmp_path: Path) -> None:
     path = tmp_path / "lake"
     path.mkdir()
     path.chmod(0o775)
@@ -192,7 +192,7 @@ def test_a_directory_of_the_system_s_temporary_one_is_ours_alone(
     refuses(lambda: temporary_directory("spool-1"), made.parent, "symbolic link")
 
 
-def test_rows_in_the_spool_are_readable_by_nobody_else(tmp_path: Path) -> None:
+def test_rows_in_the_spool_are_not_readable_by_other_users(tmp_path: Path) -> None:
     frames, path = FrameSpool(str(tmp_path / "spool")), tmp_path / "spool" / "1.parquet"
     before = os.umask(0)
     try:

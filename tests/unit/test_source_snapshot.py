@@ -14,7 +14,7 @@ def test_a_snapshot_sees_what_ended_before_it_and_nothing_else() -> None:
     assert SourceSnapshot.parse("7:7:") == SourceSnapshot(7, 7)
 
 
-def test_numbers_that_began_anew_are_put_where_they_belong() -> None:
+def test_xids_after_a_wraparound_are_put_where_they_belong() -> None:
     epoch = 1 << 32
     after = SourceSnapshot.parse(f"{epoch + 5}:{epoch + 8}:{epoch + 6}")
     assert after.sees(np.array([0xFFFFFFF0, 3, 6, 7, 8], np.uint32)).tolist() == [True, True, False, True, False]

@@ -38,7 +38,7 @@ def test_plain_lines_tell_each_state_once_and_are_never_wrapped() -> None:
     ]
 
 
-def test_two_tables_that_a_dot_gives_one_name_are_told_apart() -> None:
+def test_two_tables_that_a_dot_gives_one_name_are_distinguished() -> None:
     progress, display, out = plain()
     progress.table_state(1, "a.b.c", "init")
     progress.table_state(2, "a.b.c", "ready")
@@ -73,7 +73,7 @@ def test_names_are_shown_as_they_are_and_not_as_markup() -> None:
     assert out.getvalue().splitlines() == ['public.[red]"x"[/red]: ready']
 
 
-def test_an_error_is_left_to_the_log_and_not_told_twice() -> None:
+def test_an_error_is_left_to_the_log_and_not_shown_twice() -> None:
     progress, display, out = plain()
     progress.table_state(1, "public.orders", "errored")
     progress.error("public.orders: no room")
@@ -91,7 +91,7 @@ def test_leaving_the_plain_display_shows_what_came_last() -> None:
     assert "public.orders: ready" in out.getvalue()
 
 
-def test_the_live_table_shows_trouble_first_when_there_is_no_room_for_all() -> None:
+def test_the_live_table_shows_errors_first_when_there_is_no_room_for_all() -> None:
     progress, out = Progress(), io.StringIO()
     for number in range(50):
         progress.table_state(number, f"public.t{number:02}", "ready")

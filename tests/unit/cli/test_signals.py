@@ -46,7 +46,7 @@ def test_a_stop_that_blocks_does_not_keep_the_second_signal_from_being_heard() -
     release.set()
 
 
-def test_handlers_that_somebody_replaced_are_armed_again() -> None:
+def test_handlers_that_were_replaced_are_installed_again() -> None:
     asked = threading.Event()
     with StopSignals(asked.set) as signals:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -108,7 +108,7 @@ def test_a_handle_that_is_dropped_later_is_a_destination_error_then() -> None:
         pending.wait()
 
 
-def test_a_missed_deadline_is_a_destination_error_that_a_person_looks_at_and_late_completion_is_ignored() -> None:
+def test_a_missed_deadline_is_a_destination_error_with_manual_retry_and_late_completion_is_ignored() -> None:
     result = WriteEventsResult()
     pending = PendingResult(result, deadline_seconds=0.01)
     with pytest.raises(DestinationError, match="missed the deadline of write_events") as caught:

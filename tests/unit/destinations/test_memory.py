@@ -22,7 +22,7 @@ def no_spark() -> None:
     raise AssertionError("no Spark here")
 
 
-def test_it_keeps_rows_and_events_and_fails_once_when_told() -> None:
+def test_it_keeps_rows_and_events_and_fails_once_on_request() -> None:
     destination = MemoryDestination()
     batch = pa.record_batch({"id": [1, 2]})
     rows = TableRows("e", EndLsn(1), no_spark, lambda: iter([batch]))  # type: ignore[arg-type]

@@ -131,7 +131,7 @@ def test_lag_does_not_fall_while_the_server_is_out_of_contact_and_its_seconds_co
     assert (snapshot.lag_bytes, snapshot.lag_seconds, snapshot.no_contact_seconds) == (8_000, 60.0, 60.0)
 
 
-def test_a_caught_up_pipeline_without_contact_has_the_lag_that_nobody_knows() -> None:
+def test_a_caught_up_pipeline_whose_source_is_unreachable_has_a_lag_that_grows() -> None:
     clock = Clock()
     progress = Progress(clock)
     progress.position(received=1_000, confirmed=1_000, server=1_000)

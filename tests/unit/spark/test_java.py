@@ -39,7 +39,7 @@ def test_java_home_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert java.find_java() == java.Java(tmp_path / "17", 17, "JAVA_HOME")
 
 
-def test_an_old_java_home_gives_way_to_the_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_instead_of_an_old_java_home_the_path_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("JAVA_HOME", str(_java(tmp_path / "8", "1.8")))
     found = _java(tmp_path / "21", "21")
     monkeypatch.setattr(java.shutil, "which", lambda name: str(found / "bin" / "java"))

@@ -87,7 +87,7 @@ def from_a_task(error: HeadwaterError) -> RuntimeError:
 
 @pytest.mark.parametrize("detail", ["", "one line", "two\nlines"])
 @pytest.mark.parametrize("hint", ["", "Change it."])
-def test_an_error_of_ours_that_a_task_met_is_itself_again(detail: str, hint: str) -> None:
+def test_an_error_of_ours_arrives_from_a_task_unchanged(detail: str, hint: str) -> None:
     raised = ValueOutOfRange("column day of t: infinity", detail=detail, hint=hint, retry=Retry.TIMED, table_id=7)
     met = translate(from_a_task(raised))
     assert type(met) is ValueOutOfRange
@@ -107,7 +107,7 @@ def test_a_text_that_looks_like_an_error_of_ours_is_not_taken_for_one() -> None:
         )
 
 
-def test_a_source_that_a_task_could_not_reach_is_the_worlds_trouble() -> None:
+def test_a_source_that_is_unreachable_from_a_task_is_an_error_of_the_connection() -> None:
     met = translate(from_a_task(ConnectError("cannot connect")))
     assert type(met) is ConnectionLost
     assert met.detail == "cannot connect"

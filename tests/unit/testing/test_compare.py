@@ -72,7 +72,7 @@ def test_minus_zero_is_not_zero_and_nan_is_nan() -> None:
     assert counts(KEYED, nan, nan) == (0, 0, 0)
 
 
-def test_missing_extra_and_doubled_rows_are_told_apart() -> None:
+def test_missing_extra_and_doubled_rows_are_distinguished() -> None:
     other = ROW | {"id": 2}
     assert counts(KEYED, batch(KEYED, ROW, other), batch(KEYED, ROW)) == (0, 1, 0)
     assert counts(KEYED, batch(KEYED, ROW), batch(KEYED, ROW, other)) == (0, 0, 1)

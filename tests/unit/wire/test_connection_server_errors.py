@@ -70,7 +70,7 @@ def test_an_error_of_the_server_has_one_class_and_a_hint(
     assert "eine Meldung" in str(error)
 
 
-def test_a_line_that_pg_hba_lacks_is_told_in_every_language() -> None:
+def test_a_line_that_pg_hba_lacks_is_named_in_every_language() -> None:
     words = ErrorFields("FATAL", "28000", "kein pg_hba.conf-Eintrag", "", "", "ClientAuthentication")
     error = to_error(words, SETTINGS, starting=True)
     assert isinstance(error, AuthenticationError)

@@ -205,7 +205,7 @@ def test_a_flipped_byte_never_hangs_and_never_raises_anything_else(answer: bytes
             use(connection)
 
 
-def test_rows_come_as_text_and_the_session_goes_on() -> None:
+def test_rows_come_as_text_and_the_session_continues() -> None:
     def script(peer: socket.socket) -> None:
         greeted(peer)
         for answer in (ROWS, FAILURE, ROWS):
@@ -379,7 +379,7 @@ def test_a_server_that_has_no_tls_is_refused_where_tls_is_required() -> None:
         WireConnection.connect(replace(settings, tls=TlsConfig(mode=TlsMode.REQUIRE)))
 
 
-def test_prefer_goes_on_in_plain_where_there_is_no_tls() -> None:
+def test_prefer_continues_without_tls_where_there_is_none() -> None:
     def script(peer: socket.socket) -> None:
         _exactly(peer, 8)
         peer.sendall(b"N")

@@ -110,7 +110,7 @@ def test_a_host_that_cannot_be_read_is_a_mistake_of_the_settings(host: str) -> N
     assert caught.value.detail.startswith("host: ")
 
 
-def test_of_several_hosts_the_primary_is_wanted_unless_told_otherwise() -> None:
+def test_of_several_hosts_the_primary_is_wanted_by_default() -> None:
     assert SETTINGS.wanted_session is TargetSessionAttrs.ANY
     several = replace(SETTINGS, host="a,b")
     assert several.wanted_session is TargetSessionAttrs.PRIMARY

@@ -137,7 +137,7 @@ def test_changes_before_the_owners_position_are_dropped() -> None:
 
 
 @pytest.mark.invariant(7)
-def test_relation_is_remembered_for_tables_that_nobody_owns() -> None:
+def test_relation_is_remembered_for_tables_that_no_worker_owns() -> None:
     decoder = PgOutputDecoder()
     first = [pg.begin(1), pg.relation(ORDERS), pg.insert(10, pg.row(1)), pg.commit(1, 2)]
     decoder.feed(pg.as_array(b"".join(first)))

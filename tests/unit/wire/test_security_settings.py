@@ -48,7 +48,7 @@ def test_other_modes_need_no_roots_of_their_own(tls: TlsConfig) -> None:
     ("cleartext", "md5", "refused"),
     [(False, False, "!password,!md5"), (False, True, "!password"), (True, False, None), (True, True, None)],
 )
-def test_libpq_is_told_which_methods_to_refuse(cleartext: bool, md5: bool, refused: str | None) -> None:
+def test_libpq_gets_the_list_of_methods_to_refuse(cleartext: bool, md5: bool, refused: str | None) -> None:
     settings = replace(SETTINGS, allow_cleartext_password=cleartext, allow_md5_password=md5)
     for mode in (TlsMode.PREFER, TlsMode.REQUIRE):
         assert replace(settings, tls=TlsConfig(mode=mode)).conninfo().get("require_auth") == refused

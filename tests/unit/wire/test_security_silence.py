@@ -35,7 +35,7 @@ def read_for_ever(stream: ReplicationStream) -> None:
         stream.read(1.0)
 
 
-def test_a_stream_that_stays_silent_after_a_reply_was_asked_for_is_left() -> None:
+def test_a_stream_without_the_requested_reply_is_given_up() -> None:
     asked: list[bool] = []
 
     def script(peer: socket.socket) -> None:
@@ -81,7 +81,7 @@ def test_a_stream_whose_server_replies_is_never_left() -> None:
         connection.close()
 
 
-def test_time_in_which_nobody_reads_is_not_the_servers_silence() -> None:
+def test_time_in_which_we_do_not_read_does_not_count_as_silence_of_the_server() -> None:
     def script(peer: socket.socket) -> None:
         greeted(peer)
         read_message(peer)
@@ -99,7 +99,7 @@ def test_time_in_which_nobody_reads_is_not_the_servers_silence() -> None:
         connection.close()
 
 
-def test_nobody_answers_for_a_silent_session_and_it_is_left() -> None:
+def test_a_session_is_given_up_if_a_new_connection_gets_no_answer_either() -> None:
     def script(peer: socket.socket) -> None:
         greeted(peer)
         until_closed(peer)
@@ -205,7 +205,7 @@ def test_settings_travel_without_the_stop_of_the_run() -> None:
     assert travelled.answer_timeout_seconds == 0.2
 
 
-def test_a_stream_that_falls_silent_where_it_began_has_longer_the_next_time() -> None:
+def test_a_stream_that_gets_no_byte_after_its_start_is_waited_for_longer_the_next_time() -> None:
     limit, options, seconds = SilenceLimit(), StreamOptions("shop", True, 1.0, 60.0), []
     for begins, silent in [(1, True), (1, True), (1, True), (2, True), (2, False), (2, True)]:
         seconds.append(limit.next(EndLsn(begins), options).silence_seconds)

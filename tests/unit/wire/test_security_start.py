@@ -123,7 +123,7 @@ def test_nothing_but_the_login_is_taken_before_it_is_over(kind: bytes) -> None:
         opened_and_closed(settings)
 
 
-def test_an_error_that_is_longer_than_most_is_still_told() -> None:
+def test_an_error_that_is_longer_than_most_is_still_reported() -> None:
     said = frame(b"E", b"SFATAL\0VFATAL\0C28000\0M" + b"x" * 29_000 + b"\0\0")
 
     def script(peer: socket.socket) -> None:
@@ -147,7 +147,7 @@ def test_a_second_login_after_the_first_is_refused() -> None:
 @pytest.mark.parametrize(
     "use", [opened_and_closed, lambda settings: connect(settings).close()], ids=["wire", "psycopg"]
 )
-def test_a_server_that_falls_silent_after_the_login_is_given_up_too(use: Callable[[ConnectSettings], None]) -> None:
+def test_a_server_that_stops_answering_after_the_login_is_given_up_too(use: Callable[[ConnectSettings], None]) -> None:
     silence = threading.Event()
 
     def script(peer: socket.socket) -> None:
