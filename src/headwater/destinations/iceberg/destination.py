@@ -59,7 +59,7 @@ class IcebergDestination(Destination):
         self._tables = ThreadPoolExecutor(settings.max_parallel_tables, thread_name_prefix="headwater-lake-table")
         self._count_lock = threading.Lock()
         self._writers = Writers()
-        self._troubles = Troubles(self._lake_works)
+        self._write_failures = WriteFailures(self._lake_works)
         self._looks: dict[TableId, LakeLook] = {}
         self._source_rows_read = 0
         self._context: RunContext | None = None
@@ -175,8 +175,8 @@ class IcebergDestination(Destination):
             waiting = {table: error for table, error in failed.items() if isinstance(error, ReadOn)}
             result.reads_on({table: error.read for table, error in waiting.items()})
             failed |= {table: error.without_rows() for table, error in waiting.items()}
-            self._troubles.written(applied)
-            failed = self._troubles.judged(failed, {table: str(names[table]) for table in failed})
+            self._write_failures.written(applied)
+            failed = self._write_failures.judged(failed, {table: str(names[table]) for table in failed})
             current = {table: metadata for table, metadata in written.items() if self._is_current(table, metadata)}
             if current:
                 self._store.store_destination_tables_metadata(current)

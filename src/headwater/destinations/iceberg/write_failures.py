@@ -37,7 +37,7 @@ def is_the_tables_own(error: HeadwaterError) -> bool:
     return isinstance(error, (WatermarkError, SchemaError, ValueOutOfRange)) and error.retry is not Retry.TIMED
 
 
-class Troubles:
+class WriteFailures:
     """Failures in a row, by table. `lake_works` is asked only when a table fails again."""
 
     def __init__(self, lake_works: Callable[[TableId], bool]) -> None:
