@@ -22,7 +22,7 @@ from pathlib import Path
 
 from headwater.cache import cache_directory, install
 from headwater.errors import HeadwaterError
-from headwater.spark.trust import PASSWORD, machine_trust_store
+from headwater.spark.trust_store import PASSWORD, machine_trust_store
 
 MINIMUM_VERSION = 17
 _DROPPED_FLAG = "--add-modules=jdk.incubator.vector"

@@ -8,7 +8,7 @@ import pytest
 
 from headwater.errors import HeadwaterError
 from headwater.spark import java
-from headwater.spark.trust import PASSWORD, key_store
+from headwater.spark.trust_store import PASSWORD, key_store
 
 
 @pytest.fixture(autouse=True)
