@@ -1,4 +1,4 @@
-"""A string that does not show itself: passwords, keys, and settings whose names say nothing of what they hold."""
+"""A string that does not show its text: for passwords, keys, and settings whose names do not say whether they are secret."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 
 class Secret:
-    """A string that does not show itself. Whoever needs the text asks with `reveal()`."""
+    """A string that does not show its text. `reveal()` returns it."""
 
     __slots__ = ("_text",)
 

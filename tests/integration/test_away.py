@@ -184,7 +184,7 @@ def test_an_unreachable_store_is_waited_for_and_no_table_is_marked_failed(
 
 
 @pytest.mark.invariant(15)
-def test_a_lake_that_is_away_for_a_while_is_waited_for_and_no_table_errs(shop: Database, tmp_path: Path) -> None:
+def test_an_unreachable_lake_is_waited_for_and_no_table_is_marked_failed(shop: Database, tmp_path: Path) -> None:
     with pipeline_process(shop, tmp_path) as run:
         run.start()
         run.wait_ready(2)

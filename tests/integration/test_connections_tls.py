@@ -237,7 +237,7 @@ def test_a_missing_wrong_or_strange_client_certificate_is_told(
     server: PostgresServer, authority: trustme.CA, ask: Ask
 ) -> None:
     for role in ("by_cert", "by_any_cert"):
-        with pytest.raises(AuthenticationError, match="wants a client certificate") as missing:
+        with pytest.raises(AuthenticationError, match="requires a client certificate") as missing:
             ask(by_role(server, role, TlsConfig(mode=TlsMode.REQUIRE)), IN_TLS)
         assert_says_what_to_do(missing.value)
         assert "tls.client_cert" in missing.value.hint

@@ -412,7 +412,7 @@ class StoreThatGoesAway(MemoryStore):
         super().update_table_states(updates)
 
 
-def test_a_table_whose_worker_failed_while_the_store_was_away_is_taken_up_again(shop: Database) -> None:
+def test_a_table_whose_worker_failed_while_the_store_was_unreachable_gets_a_worker_again(shop: Database) -> None:
     store, destination, failed = StoreThatGoesAway(), MemoryTables(), threading.Event()
 
     def fail_once(rows: TableRows) -> None:

@@ -127,7 +127,7 @@ def test_a_lake_that_is_ahead_of_a_promoted_standby_is_an_error_unless_recreate_
             )
             assert shop.value("select pg_current_wal_flush_lsn() > %s::text::pg_lsn", [position(destination)])
             store = PostgresStore(standby.settings(), 1)
-            with pytest.raises(TimelineLeft, match="left its timeline") as caught, running(shop, destination, store):
+            with pytest.raises(TimelineLeft, match="changed its timeline") as caught, running(shop, destination, store):
                 pass
             assert "timeline 1 to 2" in caught.value.detail
             assert "recreate" in caught.value.hint

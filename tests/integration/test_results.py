@@ -322,7 +322,9 @@ def test_a_named_table_with_a_timed_policy_comes_back_through_a_new_copy(shop: D
 
 
 @pytest.mark.invariant(15)
-def test_a_named_table_whose_error_is_the_worlds_is_not_errored_and_the_batch_comes_again(shop: Database) -> None:
+def test_a_named_table_whose_error_is_an_unreachable_destination_is_not_errored_and_the_batch_is_retried(
+    shop: Database,
+) -> None:
     destination, store = Picky(), OrderedStore()
     with running(shop, destination, store) as run:
         run.wait_states("ready", 2)

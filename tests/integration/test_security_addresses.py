@@ -144,7 +144,7 @@ def test_each_address_is_asked_whether_it_is_the_wanted_server(
 
 
 @each_connection_kind
-def test_when_no_address_will_do_each_ones_reason_is_told(ask: Ask, pair: Pair, resolving: list[str]) -> None:
+def test_when_no_address_is_accepted_the_reason_of_each_is_reported(ask: Ask, pair: Pair, resolving: list[str]) -> None:
     with at_one_port(standby=pair.standby.port) as port:
         resolving[:] = ["127.0.0.9", "127.0.0.2"]
         with pytest.raises(ConnectError, match=f"none of the addresses of {NAME}:{port} can be used") as caught:

@@ -102,7 +102,7 @@ def test_no_command_runs_what_somebody_put_into_the_namespace_since(database: Da
     )
     try:
         for command in (store.exists, store.remove, store.start):
-            with pytest.raises(StoreError, match="not only ours") as raised:
+            with pytest.raises(StoreError, match="contains objects of other roles") as raised:
                 command()
             assert "trigger t on runs" in raised.value.detail
         database.execute("drop trigger t on headwater.runs")

@@ -125,7 +125,7 @@ class _Reader:
         return self._placed(one, convert(one, value))
 
     def _mapping(self, value: Mapping[str, Any], prefix: str) -> dict[str, Secret]:
-        """A free table of strings, in which every mistake is told by its name."""
+        """A free table of strings, in which every mistake is reported by its name."""
         made: dict[str, Secret] = {}
         for name, item in value.items():
             key = f'{prefix}."{name}"'

@@ -31,13 +31,13 @@ class Watermark:
     database_oid: int = 0
     table_id: int = 0
     timeline: int = 0
-    """0 in these three: written by a version that did not say."""
+    """0 in these three: written by a version that did not record them."""
     run: str = field(default="", compare=False)
-    """The token of the run that committed it. Says who wrote, not what is there."""
+    """The token of the run that committed it. Says who wrote, not what the table contains."""
 
     @property
     def position(self) -> EndLsn:
-        """Just past it. A commit LSN is where a record begins, a copy's is where everything before is in."""
+        """The position just past it. A commit LSN is the start of a record; of a copy, everything before its LSN is in."""
         return EndLsn(self.commit_lsn.value + (1 if self.ordinal >= 0 else 0))
 
     def covers(self, commit_lsn: CommitLsn, ordinal: int) -> bool:
@@ -53,7 +53,7 @@ class DestinationTableMetadata:
     replication_mask: tuple[bool, ...]
     schema_status: SchemaStatus = SchemaStatus.APPLYING
     watermark: Watermark | None = None
-    """The last one this pipeline saw committed; a lake that shows less has lost something (invariant 5)."""
+    """The last one this pipeline saw committed; a lake that shows less has lost data (invariant 5)."""
 
     def applied(self) -> DestinationTableMetadata:
         return replace(self, schema_status=SchemaStatus.APPLIED)

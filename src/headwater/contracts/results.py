@@ -97,7 +97,7 @@ class Result:
         self._completion.complete(None)
 
     def failed(self, error: Exception) -> None:
-        """Nothing may be taken as durable; the engine decides by `error.retry` what comes next."""
+        """Nothing of this call counts as durable; the engine decides by the error and its `retry` what comes next."""
         self._completion.complete(self._explained(error))
 
     def _explained(self, error: Exception) -> HeadwaterError:
@@ -124,7 +124,7 @@ class WriteEventsResult(Result):
     what = "write_events"
 
     def missed(self, changes: Mapping[TableId, int]) -> None:
-        """How many updates and deletes of a table found no row (invariant 18). Said before the call is completed, if at all."""
+        """How many updates and deletes of a table found no row (invariant 18). To be called, if at all, before completion."""
         self._completion.missed = dict(changes)
 
     def reads_on(self, reads: Mapping[TableId, SourceRead]) -> None:
@@ -165,7 +165,7 @@ class PendingResult:
 
     @property
     def table_errors(self) -> Mapping[TableId, HeadwaterError]:
-        """The tables that failed by themselves, where the rest is durable."""
+        """The tables that failed on their own, where the rest is durable."""
         return self._completion.table_errors
 
     @property

@@ -215,7 +215,7 @@ def _check_columns(table: CopiedTable, schema: ReplicatedTableSchema) -> None:
         raise SchemaError(
             f"table {table.name} has columns in its schema that the publication does not send",
             detail=f"They would be copied and never be updated afterwards: {', '.join(unpublished)}.",
-            hint="The publication's column list changed while the copy was prepared; the copy is tried again.",
+            hint="The publication's column list changed while the copy was prepared; the copy is retried.",
             retry=Retry.TIMED,
         )
 

@@ -272,7 +272,7 @@ def _identities(publication: PublicationOptions, facts: Sequence[TableFacts]) ->
 def _left_out(
     connection: Connection, publication: PublicationOptions, facts: Sequence[TableFacts]
 ) -> Iterator[Finding]:
-    """What a user would look for in the lake and not find."""
+    """What a user would expect in the lake and not find there."""
     for fact in facts:
         if fact.unlogged is not None:
             yield warning(f"{fact.unlogged.message}: it is not replicated", fact.unlogged.detail, fact.unlogged.hint)

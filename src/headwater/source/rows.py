@@ -92,7 +92,7 @@ def read_rows(connection: Connection, schema: ReplicatedTableSchema, keys: pa.Ta
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """The table by its oid: its name may be another one by now, and another table's."""
+    """The table by its oid: it may have been renamed, and its name may be another table's now."""
 
     named: TableName
     with_children: bool
@@ -150,7 +150,7 @@ def _read(connection: Connection, schema: ReplicatedTableSchema, table: _Table, 
     oids = {name: oid for name, oid, *_ in found}
     missing = [column.name for column in schema.columns if oids.get(column.name) != column.type.oid]
     if missing:
-        raise _not_the_same(schema, f"columns {', '.join(missing)} are gone from the source, or have another type")
+        raise _not_the_same(schema, f"columns {', '.join(missing)} were dropped or have another type now")
     rows = sql.SQL(_key_rows(schema, types, keys))
 
     def read(source: sql.Composable) -> pa.Table:

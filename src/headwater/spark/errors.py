@@ -1,4 +1,4 @@
-"""What an error of Spark or Py4J means to us, and whether the JVM behind it is still there."""
+"""Errors of Spark and Py4J as errors of ours, and whether the JVM still runs."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def jvm_alive(spark: SparkSession) -> bool:
 
 
 def translate(error: BaseException) -> HeadwaterError:
-    """What an error of Spark or Py4J means to us. A lost JVM is SparkLost; every commit under way is unknown then."""
+    """An error of Spark or Py4J as one of ours. A lost JVM is SparkLost; the outcome of commits under way is unknown then."""
     if isinstance(error, HeadwaterError):
         return error
     if not java_causes(error) and (limit := limit_reached(error, "calling Spark")) is not None:
         return limit
     if is_jvm_lost(error):
         return SparkLost(
-            "the JVM that runs Spark is gone",
+            "the JVM that runs Spark has ended",
             detail=_detail(error),
             hint="Look for an out-of-memory kill in the system's log, raise spark.driver_memory, and start the pipeline again.",
         )
@@ -50,7 +50,7 @@ def translate(error: BaseException) -> HeadwaterError:
         return ConnectionLost(
             "the source became unreachable while Spark was reading it",
             detail=ours.summary if ours.detail else ours.message,
-            hint="Nothing is to be done: the copy starts again when the source is back.",
+            hint="No action is needed: the copy starts again when the source is reachable.",
         )
     if ours is not None:
         return ours
@@ -60,10 +60,10 @@ def translate(error: BaseException) -> HeadwaterError:
         return DestinationUnavailable(
             "the lake or its catalog is unreachable",
             detail=detail,
-            hint="Check the warehouse and the catalog; it is tried again until they answer.",
+            hint="Check the warehouse and the catalog. Headwater retries until they answer.",
         )
     advice = next((advice for mark, advice in _ADVICE if mark.search(said)), _NO_ADVICE)
-    return DestinationError("Spark failed", detail=detail, hint=f"It is tried again; if this goes on: {advice}")
+    return DestinationError("Spark failed", detail=detail, hint=f"This is retried. If it repeats: {advice}")
 
 
 _ADVICE = (
@@ -76,19 +76,19 @@ _ADVICE = (
         re.compile(
             r"ClassNotFoundException|No suitable driver|NoClassDefFoundError|NoSuchMethodError|Failed to find data source"
         ),
-        "a jar is missing or of another version; take your own ones out of spark.conf, then set up again: make setup",
+        "a jar is missing or has another version; remove your own jars from spark.conf, then run: make setup",
     ),
 )
-_NO_ADVICE = 'set "spark.log.level" = "WARN" under [spark.conf] to see more of what Spark says, and start again.'
+_NO_ADVICE = 'set "spark.log.level" = "WARN" under [spark.conf] to see more of Spark\'s log, and start again.'
 
 
 def _what_was_said(error: BaseException) -> str:
-    """Messages and causes, without the frames of the stack: those name everything."""
+    """Messages and causes, without the frames of the stack, which would match everything."""
     return "\n".join(line for line in str(error).splitlines() if not line.lstrip().startswith(("at ", "...")))
 
 
 def is_jvm_lost(error: BaseException) -> bool:
-    """Whether an error means that there is nobody to talk to, rather than that somebody said no."""
+    """Whether an error means that the JVM or its SparkContext has ended, rather than that a call was refused."""
     if isinstance(error, (Py4JNetworkError, ConnectionError, BrokenPipeError)):
         return True
     if isinstance(error, Py4JError) and not hasattr(error, "java_exception"):
@@ -99,7 +99,7 @@ def is_jvm_lost(error: BaseException) -> bool:
 
 
 def _detail(error: BaseException) -> str:
-    """The first lines of what was said, without the stack."""
+    """The first lines of the message, without the stack."""
     text = error.getMessage() if isinstance(error, PySparkException) else None
     lines = [line.strip() for line in (text or str(error)).splitlines() if line.strip()]
     said = " ".join(line for line in lines[:4] if not line.startswith("at "))

@@ -67,7 +67,7 @@ def _check_resolved_jars() -> None:
 
 
 def session_config(settings: SparkConfig, catalog: Mapping[str, str]) -> dict[str, str]:
-    """Every setting of the session as plain keys; the caller's win over ours, but for what SQL text means."""
+    """Every setting of the session as plain keys; the caller's override ours, except those for what SQL text means."""
     config = {"spark.master": settings.master, "spark.app.name": "headwater"}
     config |= {"spark.driver.memory": settings.driver_memory}
     config |= _DEFAULTS | jar_settings()

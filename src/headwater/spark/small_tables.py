@@ -56,7 +56,7 @@ ReadTable = HeldRows | HeadwaterError | None
 def read_in_one_job(
     spark: SparkSession, tables: Sequence[SmallTable], most_tasks: int, budget_bytes: int
 ) -> Mapping[TableId, ReadTable]:
-    """Read all of them at once, by at most `most_tasks` connections. What went wrong with a table is its own answer."""
+    """Read all of them at once, by at most `most_tasks` connections. An error of a table is the answer for that table."""
     tasks = deal([replace(table, origin=table.origin.portable()) for table in tables], most_tasks)
     if not tasks:
         return {}

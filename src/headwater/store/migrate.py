@@ -129,7 +129,7 @@ def _applied(connection: Connection, component: str) -> set[int]:
 
 
 def refuse_foreign(connection: Connection) -> None:
-    """For whoever is about to read or write in the namespace. StoreError unless it is made by us or a superuser alone."""
+    """To be called before reading or writing in the namespace. StoreError unless we or a superuser made all of it."""
     found = [what for (what,) in connection.execute(_FOREIGN.encode())]
     if found:
         raise StoreError(

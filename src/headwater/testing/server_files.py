@@ -1,4 +1,4 @@
-"""The files an embedded server is configured by: settings, who may connect, certificates."""
+"""The configuration files of an embedded server: settings, who may connect, certificates."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _DEFAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class ServerTls:
-    """PEM texts: what the server shows, and whom it trusts if clients must show something."""
+    """PEM texts: the server's certificate and key, and the authority that it trusts if clients need a certificate."""
 
     certificate: str
     key: str

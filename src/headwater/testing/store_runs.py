@@ -1,4 +1,4 @@
-"""The part of the store suite about runs: what one writes after another began is refused. See `store_suite`."""
+"""The part of the store suite about runs: writes of a run are refused after another run has begun. See `store_suite`."""
 
 from __future__ import annotations
 

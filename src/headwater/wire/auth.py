@@ -151,7 +151,7 @@ def binding_impossible(settings: ConnectSettings) -> AuthenticationError:
         f"SCRAM channel binding is not possible with the server at {settings.address}",
         detail="the signature of the server's certificate has no hash that both sides know (as with Ed25519 and Ed448), and "
         f'tls.mode = "{settings.tls.sslmode}" does not verify the certificate; nothing was sent',
-        hint='Set tls.mode = "verify-full" with tls.trusted_root_certs, under which no binding is needed, or give the server '
+        hint='Set tls.mode = "verify-full" with tls.trusted_root_certs, which needs no channel binding, or give the server '
         "a certificate with an RSA or ECDSA signature.",
     )
 
@@ -176,8 +176,8 @@ def md5_refused(settings: ConnectSettings) -> AuthenticationError:
 
 def _not_verified(settings: ConnectSettings) -> str:
     return (
-        f'tls.mode is "{settings.tls.sslmode}" without trusted_root_certs, under which the server\'s certificate is not '
-        "verified and any server could be asking; nothing was sent"
+        f'tls.mode is "{settings.tls.sslmode}" without trusted_root_certs, so the server\'s certificate is not verified and any '
+        "server could be asking; nothing was sent"
         if settings.tls.sslmode is not TlsMode.DISABLE
-        else 'tls.mode is "disable", under which any server could be asking, and others could read it; nothing was sent'
+        else 'tls.mode is "disable", so any server could be asking, and others could read it; nothing was sent'
     )

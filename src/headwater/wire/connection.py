@@ -64,15 +64,15 @@ class WireConnection:
         cls, settings: ConnectSettings, replication: bool, options: Mapping[str, str]
     ) -> WireConnection:
         if settings.tls.sslmode is TlsMode.PREFER and not settings.is_unix_socket:
-            # Files that cannot be used are the user's to mend, and no reason to go on in plain.
+            # Files that cannot be used are for the user to repair, and no reason to continue without TLS.
             with naming_limits_of_files(settings):
                 check_files(settings.tls)
         deadline = time.monotonic() + settings.connect_timeout_seconds
         try:
             return cls._open(settings, replication, options, deadline)
         except (TlsError, AuthenticationError) as error:
-            # libpq's prefer: a server that has TLS but cannot use it with us, or admits this role only without, gets a
-            # second try in plain. Under plain already, or with a wrong password, it would only fail the same way again.
+            # libpq's prefer: a server that has TLS but cannot use it with us, or admits this role only without TLS, gets a
+            # second attempt without it. Without TLS already, or with a wrong password, it would fail the same way again.
             if settings.tls.sslmode is not TlsMode.PREFER or settings.is_unix_socket:
                 raise
             if isinstance(error, AuthenticationError) and "pg_hba.conf" not in error.message:
@@ -218,7 +218,7 @@ class WireConnection:
                 inbox.split_copy_data()
                 if inbox.whole_bytes and (inbox.whole_bytes >= chunk_bytes or inbox.is_full or inbox.meets_other):
                     yield inbox.take_chunk()
-                    # Whoever takes chunks may be slow; that is no silence of the server's.
+                    # The caller that takes chunks may be slow; that does not count as silence of the server.
                     self._conversation.patience.heard()
                     continue
                 if inbox.meets_other:
@@ -292,7 +292,7 @@ class WireConnection:
             transport.close()
 
     def close(self) -> None:
-        """End the session. Twice is fine."""
+        """End the session. May be called twice."""
         self._conversation.close()
 
     def __enter__(self) -> Self:
@@ -311,7 +311,7 @@ def ask_about(settings: ConnectSettings, backend_pid: int) -> Verdict:
 
     def ask(question: str) -> tuple[int, dict[str, str | None]]:
         with WireConnection.connect(same) as session:
-            # The question is short, and nobody asks what became of it.
+            # The question is short, and this session itself is never asked about.
             session._conversation.patience = Patience(same, None)
             (row,) = session.query(question)
             return session.backend_pid, row

@@ -1,6 +1,6 @@
-"""One session's messages, in order: what is sent, what is waited for, and what a server may say at any time.
+"""One session's messages, in order: what is sent, what is waited for, and what a server may send at any time.
 
-Knows no statement. The session's commands are the connection's, its changes the stream's; both talk through this.
+Handles no statement. Commands are sent by the connection, changes received by the stream; both use this.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Conversation:
         return self.transport.closed
 
     def close(self) -> None:
-        """End the session. Twice is fine."""
+        """End the session. May be called twice."""
         if not self.transport.closed:
             if not self.occupied_by:
                 with suppress(ConnectionLost):
@@ -49,7 +49,7 @@ class Conversation:
             self.transport.close()
 
     def take_asynchronous(self, message: Message) -> bool:
-        """Whether this was one of the messages a server may send at any time; if so it is dealt with."""
+        """Whether this was one of the messages a server may send at any time; if so it is processed."""
         if message.kind == messages.PARAMETER_STATUS:
             name, value = messages.parse_parameter(message.body)
             known = len(self.parameters.keys() | {name})
@@ -79,7 +79,7 @@ class Conversation:
         self.occupied_by = ""
 
     def silent(self, seconds: float) -> ConnectionLost:
-        return silent(self.settings, seconds, "a reply that was asked for did not come")
+        return silent(self.settings, seconds, "the requested reply did not come")
 
     def begin(self, what: str, sql: str, longest_seconds: float | None = None) -> None:
         if self.closed:
@@ -97,7 +97,7 @@ class Conversation:
                 raise self._last_word() or error from None
 
     def _last_word(self) -> HeadwaterError | None:
-        """Why the server hung up, if it said so before it did: that is still in the buffers when a send fails."""
+        """Why the server closed the connection, if it said so before: that is still in the buffers when a send fails."""
         with suppress(ConnectionLost, ProtocolError):
             while True:
                 while (message := self.inbox.message()) is not None:
@@ -135,7 +135,7 @@ class Conversation:
         return message
 
     def next_of_any_kind(self, failure: ErrorFields | None, allowed: Mapping[bytes, int] | None = None) -> Message:
-        """Wait for one message. A server that said why and then hung up has said why: that is the error."""
+        """Wait for one message. If the server sent a reason before it closed the connection, that reason is the error."""
         deadline = self.transport.deadline
         if deadline is not None:
             self._check_start(deadline)
@@ -162,7 +162,7 @@ class Conversation:
             self.patience.check()
 
     def _check_start(self, deadline: float) -> None:
-        """A server that never stops talking would hold us for ever: it is waited for, and listened to, only so long."""
+        """A server that never stops sending would block us for ever: it has a limit of time and of bytes."""
         if time.monotonic() >= deadline:
             raise not_ready(self.settings)
         if self.inbox.received > messages.MAX_START_BYTES:
@@ -177,7 +177,7 @@ class Conversation:
 
 
 class _ClosingOnFailure:
-    """A conversation that broke off in the middle cannot be resumed: whatever is sent next would be misread."""
+    """An exchange of messages that ended in the middle cannot be resumed: what is sent next would be misread."""
 
     def __init__(self, conversation: Conversation) -> None:
         self._conversation = conversation

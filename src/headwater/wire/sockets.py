@@ -1,4 +1,4 @@
-"""Opening a socket to one server: its addresses, its options, and what is wrong when it cannot be opened."""
+"""Opens a socket to one server: its addresses, its options, and the errors if it cannot be opened."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RECEIVE_BUFFER_BYTES = 8 << 20
 def each_address(settings: ConnectSettings) -> tuple[ConnectSettings, ...]:
     """The same settings for each address of the host, in the order of the name service.
 
-    A name that cannot be looked up now stays as it is: whoever opens it meets the error, and says so.
+    A name that cannot be looked up now stays as it is: to connect to it then raises the error.
     """
     if settings.is_unix_socket or settings.hostaddr is not None:
         return (settings,)
@@ -101,8 +101,8 @@ def timed_out(settings: ConnectSettings) -> ConnectError:
 def not_ready(settings: ConnectSettings) -> ConnectError:
     return ConnectError(
         f"session at {settings.address} was not ready in time",
-        detail=f"the server answered, and {settings.connect_timeout_seconds:g} s after the connection was begun it still did "
-        "not take commands",
+        detail=f"the server answered, but {settings.connect_timeout_seconds:g} s after the start of the connection it did not "
+        "accept commands yet",
         hint="Check that host and port are those of a Postgres server, and how busy that server is.",
     )
 

@@ -143,7 +143,7 @@ def _refuse_readable_by_others(key: str) -> None:
 
 
 def check_files(tls: TlsConfig) -> None:
-    """Raise TlsError if what libpq is about to read cannot be used; libpq itself says less, and not as ours."""
+    """Raise TlsError if libpq is about to read files that cannot be used; libpq's own messages say less."""
     if tls.sslmode is TlsMode.DISABLE:
         return
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -184,7 +184,8 @@ def refused(settings: ConnectSettings) -> TlsError:
     return TlsError(
         f"server at {settings.address} does not offer TLS",
         detail=f"tls.mode is {settings.tls.sslmode}; the server answered the request for TLS with no",
-        hint='Turn TLS on at the server (ssl = on, a certificate), or set tls.mode = "prefer" if plain text is fine.',
+        hint='Turn TLS on at the server (ssl = on, a certificate), or set tls.mode = "prefer" if an unencrypted connection is '
+        "acceptable.",
     )
 
 

@@ -15,7 +15,7 @@ from headwater.setting_rules import Checked, Mistake, Setting
 
 
 class TlsMode(StrEnum):
-    """libpq's sslmode, without `allow`, which protects from nothing."""
+    """libpq's sslmode, without `allow`, which gives no protection."""
 
     DISABLE = "disable"
     PREFER = "prefer"
@@ -28,10 +28,7 @@ class TlsMode(StrEnum):
 class TlsConfig(Checked):
     mode: Annotated[
         TlsMode | None,
-        Setting(
-            "How strictly the connection is protected, in libpq's words. Without it `enabled` decides, and without "
-            'either it is `"prefer"`.'
-        ),
+        Setting('The `sslmode` of libpq. Without it `enabled` decides, and without either it is `"prefer"`.'),
     ] = None
     enabled: Annotated[
         bool | None, Setting('The short form: true is `mode = "verify-full"`, false is `mode = "disable"`.')
@@ -47,7 +44,8 @@ class TlsConfig(Checked):
     client_cert: Annotated[
         str | None,
         Setting(
-            "The certificate we show a server that asks for one: the path of a PEM file, or the PEM text.", path=True
+            "The client certificate, for a server that asks for one: the path of a PEM file, or the PEM text.",
+            path=True,
         ),
     ] = None
     client_key: Annotated[
@@ -70,11 +68,11 @@ class TlsConfig(Checked):
             lacks = "client_key" if self.client_key is None else "client_cert"
             yield Mistake(lacks, "missing; a client certificate and its key belong together")
         if self.client_key_password is not None and self.client_key is None:
-            yield Mistake("client_key_password", "there is no client_key that it could open")
+            yield Mistake("client_key_password", "given without a client_key that it could decrypt")
         if self.client_cert is not None and self.sslmode is TlsMode.DISABLE:
-            yield Mistake("client_cert", "is shown to nobody without TLS; set another mode")
+            yield Mistake("client_cert", "is not used without TLS; set another mode")
         if self.sslmode is TlsMode.VERIFY_CA and not self.trusted_root_certs:
-            # The system's roots sign for anybody who owns a domain, and this mode looks at no name; libpq refuses it too.
+            # The system's roots sign for every owner of a domain, and this mode checks no name; libpq refuses it too.
             yield Mistake(
                 "trusted_root_certs",
                 'missing; mode = "verify-ca" checks no host name, so the system\'s roots would accept a certificate of any '
@@ -97,7 +95,7 @@ class TlsConfig(Checked):
     def verifies(self) -> bool:
         """Whether the server's certificate must be signed by a root we trust.
 
-        As in libpq, `require` with roots given verifies like `verify-ca`: whoever names roots wants them used.
+        As in libpq, `require` with root certificates given verifies like `verify-ca`.
         """
         if self.sslmode is TlsMode.REQUIRE:
             return self.root_certs is not None

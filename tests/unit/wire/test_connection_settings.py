@@ -135,7 +135,9 @@ def test_of_several_hosts_the_primary_is_wanted_by_default() -> None:
         ("/run/postgresql", TlsMode.DISABLE, True),
     ],
 )
-def test_a_password_goes_in_clear_text_only_where_nobody_else_reads_it(host: str, mode: TlsMode, may: bool) -> None:
+def test_a_password_goes_in_clear_text_only_to_a_verified_server_or_by_a_local_connection(
+    host: str, mode: TlsMode, may: bool
+) -> None:
     settings = replace(SETTINGS, host=host, tls=TlsConfig(mode=mode))
     assert settings.may_send_cleartext_password is may
     assert ("require_auth" in settings.conninfo()) is not may

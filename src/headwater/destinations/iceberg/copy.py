@@ -1,4 +1,4 @@
-"""A table's copy in the lake: the table made or taken over, and one lake commit with all rows."""
+"""A table's copy in the lake: creates the lake table or takes it over, and writes all rows in one lake commit."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ COPY_ORDINAL = -1
 
 
 class TableCopies:
-    """Writes copies of tables; holds nothing of a single one. Called from several threads, each with a session of its own."""
+    """Writes copies of tables; keeps no state of a single one. Called from several threads, each with a session of its own."""
 
     def __init__(
         self, store: DestinationStore, context: RunContext, settings: DestinationConfig, writer: TableWriter
@@ -49,7 +49,7 @@ class TableCopies:
         self._create_lock = threading.Lock()
 
     def write(self, session: LakeSession, schema: ReplicatedTableSchema, rows: TableRows) -> DestinationTableMetadata:
-        """One lake commit that replaces whatever the table holds; readers see the old rows until then."""
+        """One lake commit that replaces all rows of the table; readers see the old rows until then."""
         named = in_lake_names(schema)
         columns = lake_arrow_schema(named)
         table = self._table_for_copy(session, named, rows.take_over)
@@ -98,9 +98,9 @@ class TableCopies:
             table = LakeTable.load(session.spark, identifier)
             if table is None:
                 raise DestinationError(
-                    f"lake table {schema.name} is not there right after it was made",
+                    f"lake table {schema.name} does not exist right after it was created",
                     detail=f"the catalog does not list {identifier}",
-                    hint="Check that nobody drops tables in this catalog; the copy is tried again.",
+                    hint="Check that no other program drops tables in this catalog; the copy is retried.",
                 )
         check_for_copy(table, mine, self._store, name=schema.name, take_over=take_over)
         table.set_properties(

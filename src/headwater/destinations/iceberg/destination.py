@@ -27,10 +27,10 @@ from headwater.destinations.iceberg.said import translated
 from headwater.destinations.iceberg.sessions import SessionPool
 from headwater.destinations.iceberg.shared_storage import check_shared, is_one_process
 from headwater.destinations.iceberg.table import LakeTable
-from headwater.destinations.iceberg.troubles import Troubles
 from headwater.destinations.iceberg.types import lake_identifier
 from headwater.destinations.iceberg.unchanged_values import MissingValues, ReadOn
 from headwater.destinations.iceberg.warehouse import location, prepare_warehouse, spark_catalog, warehouse_path
+from headwater.destinations.iceberg.write_failures import WriteFailures
 from headwater.destinations.iceberg.writer import MergeWriter
 from headwater.errors import HeadwaterError
 from headwater.events import EventBatch, TableRows

@@ -103,7 +103,7 @@ def create_table(
 
 
 def _location(settings: DestinationConfig, name: TableName) -> str | None:
-    """Catalogs make a path of the names. One with a slash, a colon or a percent sign would lead elsewhere, or nowhere."""
+    """Catalogs make a path of the names. One with a slash, a colon or a percent sign would be another path, or none."""
     if _PLAIN_NAME.fullmatch(name.namespace) and _PLAIN_NAME.fullmatch(name.name):
         return None
     safe = re.sub(r"[^A-Za-z0-9_-]+", "_", f"{name.namespace}-{name.name}")[:100]

@@ -110,7 +110,7 @@ class MergeWriter:
             self._source(commit.session, removed, "removed") as gone,
         ):
             target = commit.table.stage(commit.start)
-            # Equal rows are told apart by where they lie: of those that match, the first `count` go.
+            # Equal rows are distinguished by their position in the files: of those that match, the first `count` are deleted.
             exact = {field.name: _exact(field) for field in delta.added.schema}
             same = " AND ".join(f"{exact[name].format('r')} <=> {exact[name].format('d')}" for name in columns)
             alike = ", ".join(exact[name].format("r") for name in columns)
