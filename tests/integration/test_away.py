@@ -111,7 +111,7 @@ def test_a_server_that_is_stopped_the_fast_way_stops_whatever_the_lake_is_at(
 @pytest.mark.promise(
     "an internal error of the server is tried a few times, and one that stays ends the run with a hint"
 )
-def test_an_internal_error_of_the_server_that_passes_is_waited_out(
+def test_a_temporary_internal_error_of_the_server_is_retried(
     shop: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Failing(SlotStream):

@@ -221,7 +221,7 @@ def terminating_tls(server_port: int) -> Iterator[int]:
 @pytest.mark.promise("SCRAM, md5 and cleartext, and no password in clear text where others read it")
 @pytest.mark.versions
 @each_connection_kind
-def test_a_password_that_is_asked_for_and_missing_is_told(server: PostgresServer, ask: Ask) -> None:
+def test_a_password_that_is_asked_for_and_missing_is_reported(server: PostgresServer, ask: Ask) -> None:
     settings = replace(set_password(server, "scram-sha-256", "there is one"), password=None)
     with pytest.raises(AuthenticationError) as caught:
         ask(settings, WHO)

@@ -233,7 +233,7 @@ def test_a_server_may_ask_for_a_certificate_and_a_password(
 @pytest.mark.promise("Client certificates")
 @pytest.mark.versions
 @each_connection_kind
-def test_a_missing_wrong_or_strange_client_certificate_is_told(
+def test_a_missing_wrong_or_untrusted_client_certificate_is_reported(
     server: PostgresServer, authority: trustme.CA, ask: Ask
 ) -> None:
     for role in ("by_cert", "by_any_cert"):
@@ -253,7 +253,7 @@ def test_a_missing_wrong_or_strange_client_certificate_is_told(
 
 @pytest.mark.promise("Client certificates")
 @each_connection_kind
-def test_a_client_certificate_that_cannot_be_used_is_told_before_anything_is_sent(
+def test_a_client_certificate_that_cannot_be_used_is_reported_before_anything_is_sent(
     server: PostgresServer, plain_server: PostgresServer, authority: trustme.CA, tmp_path: Path, ask: Ask
 ) -> None:
     good = showing(authority, "by_cert")

@@ -101,7 +101,7 @@ def test_the_destination_fails_before_during_and_after_a_copy_and_the_copy_is_ma
 
 
 @pytest.mark.promise("no retry, manual and timed")
-def test_a_table_whose_error_says_never_is_not_tried_again_by_itself_and_a_person_may(shop: Database) -> None:
+def test_a_table_whose_error_says_never_is_retried_only_by_the_user(shop: Database) -> None:
     destination, store, refusals = MemoryTables(), MemoryStore(), iter(range(1))
 
     def refuse(rows: TableRows) -> None:

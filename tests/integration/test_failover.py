@@ -64,7 +64,7 @@ def confirmed(shop: Database) -> str:
         pytest.param(18, "in the source", marks=pytest.mark.slow),
     ],
 )
-def test_a_pipeline_goes_on_at_a_promoted_standby_that_synced_its_slot(version: int, stored: str) -> None:
+def test_a_pipeline_continues_at_a_promoted_standby_that_synced_its_slot(version: int, stored: str) -> None:
     destination, memory = MemoryTables(), MemoryStore()
 
     def store(server: PostgresServer) -> PipelineStore:
@@ -147,7 +147,7 @@ def position(destination: MemoryTables) -> str:
 
 @pytest.mark.promise("a promoted standby that lacks the slot, or what the lake has, is an error")
 @pytest.mark.invariant(10)
-def test_a_promoted_standby_without_the_slot_is_an_error_also_when_somebody_makes_a_new_one() -> None:
+def test_a_promoted_standby_without_the_slot_is_an_error_also_when_another_session_creates_a_new_one() -> None:
     destination, store = MemoryTables(), MemoryStore()
     with shop_with_standby(18) as (primary, standby):
         with database_of(primary) as shop, running(shop, destination, store) as run:
@@ -170,7 +170,7 @@ def test_a_promoted_standby_without_the_slot_is_an_error_also_when_somebody_make
 
 @pytest.mark.promise("a pipeline goes on at a promoted standby that synced its slot")
 @pytest.mark.invariant(10)
-def test_a_run_whose_address_leads_to_the_promoted_standby_goes_on_without_a_restart() -> None:
+def test_a_run_whose_address_leads_to_the_promoted_standby_continues_without_a_restart() -> None:
     destination = MemoryTables()
     with shop_with_standby(18, PHYSICAL_SLOT, **SYNCING) as (primary, standby):
         # In the source: it moves with it.

@@ -148,7 +148,7 @@ def test_a_value_that_comes_while_a_group_follows_its_slot_errs_its_table_alone(
 
 @pytest.mark.promise("small tables share slot, exported snapshot and job, and each has a state and an error of its own")
 @pytest.mark.invariant(15)
-def test_a_destination_that_does_not_say_whose_trouble_it_is_is_asked_table_by_table(database: Database) -> None:
+def test_a_destination_that_does_not_name_the_failing_table_gets_the_batch_table_by_table(database: Database) -> None:
     names = make_tables(database, TABLES)
     destination = BlockingCopyDestination("t3")
 
@@ -171,7 +171,7 @@ def test_a_destination_that_does_not_say_whose_trouble_it_is_is_asked_table_by_t
 
 @pytest.mark.promise("small tables share slot, exported snapshot and job, and each has a state and an error of its own")
 @pytest.mark.invariant(15)
-def test_a_destination_that_is_away_in_the_middle_of_a_group_is_nobodys_error(database: Database) -> None:
+def test_an_unreachable_destination_in_the_middle_of_a_group_marks_no_table_failed(database: Database) -> None:
     names = make_tables(database, TABLES)
     failures = iter(range(3))
 
@@ -190,7 +190,7 @@ def test_a_destination_that_is_away_in_the_middle_of_a_group_is_nobodys_error(da
 
 @pytest.mark.promise("small tables share slot, exported snapshot and job, and each has a state and an error of its own")
 @pytest.mark.invariant(15)
-def test_a_groups_exported_snapshot_that_is_lost_is_nobodys_error(database: Database) -> None:
+def test_a_lost_exported_snapshot_of_a_group_marks_no_table_failed(database: Database) -> None:
     names = make_tables(database, TABLES)
     store, destination = MemoryStore(), BlockingCopyDestination("t3")
     errored = list[TableId]()

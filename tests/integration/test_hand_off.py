@@ -27,7 +27,7 @@ TABLES = 8
 
 @pytest.mark.promise("the apply worker pauses shortly, and the longest pause is shown")
 @pytest.mark.usefixtures("first")
-def test_the_last_write_of_a_copy_runs_beside_a_write_of_the_apply_worker_and_holds_nobody_up(
+def test_the_last_write_of_a_copy_runs_in_parallel_with_a_write_of_the_apply_worker_and_blocks_no_table(
     database: Database,
 ) -> None:
     destination = BlockingDestination("first")
@@ -98,7 +98,7 @@ def test_busy_tables_of_a_group_are_handed_over_a_few_at_a_time_and_end_equal(da
 
 @pytest.mark.promise("catching up that fails does not stop the apply worker")
 @pytest.mark.usefixtures("first")
-def test_a_table_that_leaves_while_its_changes_are_put_off_keeps_nobody_back(
+def test_a_table_that_leaves_while_its_changes_are_deferred_does_not_block_the_others(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sync_follow, "_PUT_OFF_BYTES", 64 << 10)
@@ -172,7 +172,7 @@ class NoProgress(MemoryStore):
 
 
 @pytest.mark.promise("small tables share slot, exported snapshot and job, and each has a state and an error of its own")
-def test_what_a_group_holds_back_while_nobody_answers_it_is_bounded(
+def test_what_a_group_defers_while_the_apply_worker_does_not_answer_is_bounded(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(table_sync, "CatchUp", WatchedCatchUp)

@@ -86,7 +86,7 @@ def test_a_heartbeat_that_fails_is_logged_and_tried_again_and_stops_nothing(
 
 
 @pytest.mark.promise("a heartbeat by choice, which writes neither to the lake nor to the store")
-def test_a_role_that_may_not_send_a_heartbeat_is_told_before_the_start(shop: Database) -> None:
+def test_a_role_that_may_not_send_a_heartbeat_is_reported_before_the_start(shop: Database) -> None:
     name = "hw_no_heart"
     shop.execute(f"create role {name} login replication; grant create on database {shop.name} to {name}")
     shop.execute("revoke execute on function pg_logical_emit_message(bool, text, text, bool) from public")

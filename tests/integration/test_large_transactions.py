@@ -286,7 +286,7 @@ def test_a_spool_directory_that_cannot_be_used_is_said_at_the_start(shop: Databa
 
 
 @pytest.mark.promise("a transaction of several million rows")
-def test_a_spool_directory_that_is_away_is_waited_for_and_nothing_is_confirmed_meanwhile(
+def test_a_missing_spool_directory_is_waited_for_and_nothing_is_confirmed_meanwhile(
     shop: Database, tmp_path: Path
 ) -> None:
     directory = tmp_path / "spool"

@@ -276,7 +276,7 @@ def _slots(shop: Database) -> list[str]:
 
 
 @pytest.mark.promise("the budget of attempts resets on progress")
-def test_a_table_that_fails_too_often_waits_for_a_person_and_progress_makes_the_budget_whole(shop: Database) -> None:
+def test_a_table_that_fails_too_often_waits_for_rollback_and_progress_resets_the_attempts(shop: Database) -> None:
     destination, store = Picky(), MemoryStore()
     orders = table_id(shop, "orders")
     with running(shop, destination, store, table_error_retry_max_attempts=2, table_error_retry_delay_ms=10) as run:
@@ -456,7 +456,7 @@ def store_away() -> StoreUnavailable:
 
 @pytest.mark.promise("catching up that fails does not stop the apply worker")
 @pytest.mark.invariant(15)
-def test_a_store_that_is_away_after_the_copy_costs_no_copy(shop: Database) -> None:
+def test_a_store_that_is_unreachable_after_the_copy_costs_no_copy(shop: Database) -> None:
     phases = (Phase.FINISHED_COPY, Phase.SYNC_DONE, Phase.READY)
     store = ShakyStore({phase: [store_away(), store_away()] for phase in phases})
     with running(shop, store=store) as run:
@@ -470,7 +470,7 @@ def test_a_store_that_is_away_after_the_copy_costs_no_copy(shop: Database) -> No
 
 @pytest.mark.promise("catching up that fails does not stop the apply worker")
 @pytest.mark.invariant(15)
-def test_a_store_that_fails_at_the_hand_off_holds_nobody_up_for_ever(shop: Database) -> None:
+def test_a_store_that_fails_at_the_hand_off_does_not_block_other_tables_for_ever(shop: Database) -> None:
     """Neither SyncDone nor the way back to Init could be recorded: the table stayed in Catchup, and everyone waited."""
     store, destination = ShakyStore({Phase.SYNC_DONE: [StoreError("not like this", hint="Look.")]}), MemoryTables()
 

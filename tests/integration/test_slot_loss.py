@@ -89,7 +89,7 @@ def test_a_slot_whose_wal_was_removed_is_an_error_and_with_recreate_a_new_copy()
 
 
 @pytest.mark.promise("a missing slot")
-def test_a_slot_that_vanishes_under_a_running_pipeline_is_told_as_missing(shop: Database) -> None:
+def test_a_slot_that_is_dropped_under_a_running_pipeline_is_reported_as_missing(shop: Database) -> None:
     with running(shop) as run:
         run.wait_states("ready", 1)
         drop_under_its_reader(shop)
@@ -174,7 +174,7 @@ NAMES = "select application_name from pg_stat_activity where datname = %s"
 @pytest.mark.promise(
     "missing, invalidated, in use, another cluster, a new timeline, progress ahead: told apart, each with its hint"
 )
-def test_a_slot_that_somebody_still_reads_is_waited_for(shop: Database) -> None:
+def test_a_slot_that_another_session_still_reads_is_waited_for(shop: Database) -> None:
     destination, store = MemoryTables(), MemoryStore()
     with running(shop, destination, store) as run:
         run.wait_states("ready", 1)

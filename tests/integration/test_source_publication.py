@@ -72,7 +72,7 @@ def test_leaves_or_the_root_as_the_publication_says(database: Any, session: Conn
     "Every major version from 15 to 18: connection, replication, slots, publication, copy, exported snapshot, and "
     "a whole pass of the engine"
 )
-def test_row_filters_and_column_lists_are_told(database: Any, session: Connection) -> None:
+def test_row_filters_and_column_lists_are_read(database: Any, session: Connection) -> None:
     database.execute("""
         create table a (id int primary key, "Big" text, c int); create table b (id int primary key);
         insert into b select generate_series(1, 1000); analyze b;

@@ -158,7 +158,7 @@ def test_a_read_of_rows_on_a_standby_does_not_claim_to_have_seen_what_still_runs
 @pytest.mark.promise("a standby as the source")
 @pytest.mark.invariant(10)
 @pytest.mark.parametrize("version", [pytest.param(16, marks=[pytest.mark.versions, pytest.mark.slow]), 18])
-def test_a_standby_that_is_promoted_while_it_is_followed_goes_on(version: int) -> None:
+def test_a_standby_that_is_promoted_while_it_is_followed_is_followed_further(version: int) -> None:
     destination = MemoryTables()
     with pair(version) as both, PostgresServer.start(version=version) as elsewhere:
         # A store of its own: the primary is lost.
@@ -194,7 +194,7 @@ def test_a_standby_that_is_promoted_while_it_is_followed_goes_on(version: int) -
 @pytest.mark.promise("an invalidated slot, with each behaviour")
 @pytest.mark.invariant(10)
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_slot_that_recovery_made_useless_is_told_with_what_to_set(version: int) -> None:
+def test_a_slot_that_recovery_invalidated_is_reported_with_what_to_set(version: int) -> None:
     destination = MemoryTables()
     with pair(version, hot_standby_feedback="off", max_standby_streaming_delay="0") as both:
         with both.busy(), both.running(destination) as run:

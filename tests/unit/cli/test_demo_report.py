@@ -52,7 +52,7 @@ def test_facts_without_a_measured_lag_say_nothing_of_it() -> None:
 
 
 @pytest.mark.promise("the apply worker pauses shortly, and the longest pause is shown")
-def test_the_longest_pause_for_a_hand_off_is_told() -> None:
+def test_the_longest_pause_for_a_hand_off_is_shown() -> None:
     *_, last = Facts(100, 2.0, 5, 3, [], hand_offs=2, longest_pause_seconds=0.25).lines()
     assert last == "paused    0.25 s at most, in 2 hand-offs"
 
