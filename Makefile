@@ -1,7 +1,7 @@
 # Every target sets up what it needs by itself, in .venv and the user's cache directory; the second time that takes no time.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo unit test test-versions test-mutations test-all soak fuzz lint format docs bench lock clean
+.PHONY: help setup demo unit test test-versions test-mutations test-all soak fuzz lint format docs walks bench lock clean
 
 BIN := .venv/bin
 # Options for pytest, such as: make test ARGS="-k toast -x"
@@ -63,11 +63,16 @@ format: ## format the code, and fix what ruff can fix by itself
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-docs: ## write the generated pages again: configuration, table states, conformance
+docs: ## write the generated pages again: configuration, table states, conformance, descriptions in architecture
 	@tools/setup.sh --packages-only
 	$(BIN)/python -m headwater.config.reference docs/configuration.md
 	$(BIN)/python -m headwater.states_diagram docs/table-states.md
 	$(BIN)/python -m tests.conformance docs/conformance.md
+	$(BIN)/python -m tests.walks.page docs/architecture.md
+
+walks: ## record which files a copied row and an UPDATE go through, and write the lists of docs/architecture.md again
+	@tools/setup.sh
+	$(BIN)/python -m tests.walks.page docs/architecture.md --record
 
 bench: ## run the benchmarks
 	@tools/setup.sh

@@ -49,7 +49,7 @@ def writing(database: Database, seed: int = 1) -> Iterator[None]:
     def change(connection: psycopg.Connection[tuple[Any, ...]], turn: int) -> None:
         with connection.transaction(force_rollback=choose.random() < 0.1):
             for _ in range(choose.randint(1, 8)):
-                connection.execute(_statement(choose))  # type: ignore[arg-type]
+                connection.execute(_statement(choose))
 
     with writing_by(database, change):
         yield

@@ -187,5 +187,5 @@ class CounterChanges:
             statement = "delete from {} where counter + 1 = %s and id = %s"
         else:
             statement = "update {} set counter = %s where id = %s"
-        done = connection.execute(statement.format(table), [counter, id])  # type: ignore[arg-type]
+        done = connection.execute(statement.format(table), [counter, id])
         assert done.rowcount == 1, (statement, counter, id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -75,10 +75,18 @@ class PipelineProcess(PipelineFromOutside):
     """One pipeline of a test's database. Its output is in `output`, for the message of a failed assertion."""
 
     def __init__(
-        self, database: Database, directory: Path, publication: str = "shop", extra: str = "", verbose: bool = True
+        self,
+        database: Database,
+        directory: Path,
+        publication: str = "shop",
+        extra: str = "",
+        verbose: bool = True,
+        environ: Mapping[str, str] | None = None,
     ) -> None:
+        """`environ` is the environment of the process, if not that of the tests."""
         super().__init__(database, directory / "lake", self._check_running)
         self._verbose = verbose
+        self._environ = environ
         self._log = directory / "output.txt"
         self.settings_file = write_settings(database, directory, id=PIPELINE_ID, publication=publication, extra=extra)
         self._process: subprocess.Popen[bytes] | None = None
@@ -95,6 +103,7 @@ class PipelineProcess(PipelineFromOutside):
                 command,
                 stdout=log if stdout is None else stdout,
                 stderr=log if stderr is None else stderr,
+                env=self._environ,
             )
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> int:

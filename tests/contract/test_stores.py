@@ -8,7 +8,8 @@ import pytest
 
 from headwater.store.memory import MemoryStore
 from headwater.store.postgres import PostgresStore
-from headwater.testing.store_suite import MakeStore, StoreSuite
+from headwater.testing.store_runs import MakeStore
+from headwater.testing.store_suite import StoreSuite
 
 # The suite is shipped, and our markers are unknown where it runs over a user's own store: its tests get them here.
 pytest.mark.promise("errored tables keep their policy across restarts")(

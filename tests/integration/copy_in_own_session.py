@@ -16,6 +16,7 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame
 
 from headwater.config import SparkConfig
+from headwater.secret import Secret
 from headwater.source.exported_snapshot import exported_snapshot
 from headwater.spark.copy_source import copy_dataframe, register_copy_source
 from headwater.spark.map_in_arrow import map_in_arrow
@@ -65,7 +66,8 @@ def main(directory: Path) -> None:
         "spark.eventLog.compress": "false",
     }
     # Log lines of the driver and its tasks go to our stderr, which the test reads.
-    spark = build_session(SparkConfig(master="local[2,2]", conf={**config, "spark.log.level": "INFO"}), {})
+    conf = {name: Secret(value) for name, value in {**config, "spark.log.level": "INFO"}.items()}
+    spark = build_session(SparkConfig(master="local[2,2]", conf=conf), {})
     try:
         with exported_snapshot(settings, "shop", target_range_bytes=64 << 10, parallelism=2) as snapshot:
             planned = snapshot.tables["public.t"]

@@ -25,7 +25,7 @@ class MemoryTables(Destination):
         self.shutdowns = 0
         self.before_copy: Callable[[TableRows], None] = lambda rows: None
         self.during_copy: Callable[[TableRows], None] = lambda rows: None
-        self.after_copy: Callable[[TableRows], None] = lambda rows: None
+        self.after_copy: Callable[[TableRows], object] = lambda rows: None
         self.before_events: Callable[[EventBatch], None] = lambda batch: None
         self._lock = threading.Lock()
 

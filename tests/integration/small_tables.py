@@ -58,7 +58,7 @@ def writing(database: Database, names: list[str], seed: int = 1) -> Iterator[Non
             for _ in range(choose.randint(1, 6)):
                 name, id = choose.choice(names), choose.randrange(1, 60)
                 connection.execute(
-                    f"insert into {name} values ({id}, 1, 'new')"  # type: ignore[arg-type]
+                    f"insert into {name} values ({id}, 1, 'new')"
                     f" on conflict (id) do update set counter = {name}.counter + 1"
                     if choose.random() < 0.8
                     else f"delete from {name} where id = {id}"

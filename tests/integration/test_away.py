@@ -237,7 +237,7 @@ def test_readers_see_the_old_rows_until_the_new_copy_of_a_resync_is_there_and_ot
 def _epoch(run: PipelineProcess, table: str) -> str:
     """Which copy the lake table's rows come from."""
     loaded = open_lake(run.warehouse).load_table(f"public.{table}")
-    for snapshot in sorted(loaded.snapshots(), key=lambda snapshot: -snapshot.sequence_number):
+    for snapshot in sorted(loaded.snapshots(), key=lambda snapshot: snapshot.sequence_number or 0, reverse=True):
         properties = snapshot.summary.additional_properties if snapshot.summary is not None else {}
         if "headwater.epoch" in properties:
             return properties["headwater.epoch"]

@@ -27,7 +27,8 @@ Judge = Callable[[Stage, Moment], Problems]
 @pytest.fixture(scope="module")
 def judge(request: pytest.FixtureRequest, pg_servers: Callable[[int], PostgresServer]) -> Judge:
     """What is wrong after all selected operations of a publication: found once for all tests of it."""
-    wanted = [item.callspec.params for item in request.session.items if getattr(item, "callspec", None) is not None]
+    specs = [getattr(item, "callspec", None) for item in request.session.items]
+    wanted = [spec.params for spec in specs if spec is not None]
     selected = {params["case"][0].name for params in wanted if "case" in params}
     found: dict[tuple[Stage, Moment], Problems | Exception] = {}
 

@@ -196,6 +196,7 @@ def test_a_client_certificate_is_enough_where_the_server_asks_for_one(
         key.write_text(tls.client_key.reveal())
         tls = replace(tls, client_cert=str(cert), client_key=Secret(str(key)))
     elif given == "encrypted key":
+        assert tls.client_key is not None  # which mypy forgets where `tls` was given another value
         key_password = Secret('key\'s "password" %')
         tls = replace(tls, client_key=encrypted(tls.client_key, key_password), client_key_password=key_password)
     settings = by_role(server, "by_cert", tls)

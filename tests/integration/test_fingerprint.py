@@ -130,7 +130,7 @@ def test_a_partition_that_had_changes_and_went_before_a_stop_is_on_record(shop: 
     with running(shop, destination, store) as run:
         run.wait_states("ready", 2)
         judge(run)
-        run.pipeline._watch = lambda: None  # type: ignore[assignment,method-assign]
+        run.pipeline._watch = lambda: None  # type: ignore[method-assign]
         shop.execute("create table m3 partition of m for values from (20) to (30)")
         shop.execute("insert into m values (900, 25)")
         run.wait_caught_up()
@@ -234,7 +234,7 @@ def test_the_log_says_who_asked_for_a_new_copy(shop: Database, caplog: pytest.Lo
 
 
 def test_a_table_sync_worker_that_starts_again_says_so_itself(shop: Database, caplog: pytest.LogCaptureFixture) -> None:
-    destination, failed = MemoryTables(), []
+    destination, failed = MemoryTables(), list[bool]()
 
     def fail_once(_: object) -> None:
         if not failed:

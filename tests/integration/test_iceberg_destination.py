@@ -6,6 +6,7 @@ import datetime as dt
 import threading
 from dataclasses import replace
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -272,7 +273,7 @@ def test_a_new_copy_replaces_the_old_rows_in_one_commit_and_dropping_keeps_them(
     lake.copy(schema, [(1, "a")], lsn=900)
     for _ in range(2):
         result = DropTableForCopyResult()
-        finish(result, lambda result=result: lake.destination.drop_table_for_copy(schema, result))
+        finish(result, partial(lake.destination.drop_table_for_copy, schema, result))
     assert lake.rows(schema) == [(1, "a")]
     before = len(lake.snapshots(schema))
     lake.copy(schema, [(2, "b")], lsn=500, epoch="e2")
@@ -369,7 +370,7 @@ def test_a_commit_between_the_look_and_the_write_is_seen_and_the_batch_is_writte
     lake: Lake, monkeypatch: pytest.MonkeyPatch, identity: ReplicaIdentity
 ) -> None:
     keyed = identity in (ReplicaIdentity.DEFAULT, ReplicaIdentity.INDEX)
-    more = {"identity_columns": ("id",)} if identity is ReplicaIdentity.INDEX else {}
+    more: dict[str, Any] = {"identity_columns": ("id",)} if identity is ReplicaIdentity.INDEX else {}
     schema = table_schema(*ID_V, key=("id",) if keyed else (), replica_identity=identity, **more)
     lake.copy(schema, [(5, "equal"), (6, "equal")])
     interfered: list[str] = []

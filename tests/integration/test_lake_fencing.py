@@ -17,7 +17,7 @@ from headwater.contracts.results import WriteTableRowsResult
 from headwater.destinations.iceberg.schema import TABLE_PROPERTIES, table_properties
 from headwater.destinations.iceberg.types import lake_arrow_schema, spark_schema, to_lake
 from headwater.errors import ChangeRefused, HeadwaterError
-from headwater.events import OLD_FULL, TableRows
+from headwater.events import OLD_FULL, UNCHANGED, TableRows
 from headwater.lsn import EndLsn
 from headwater.schema.arrow import arrow_schema
 from headwater.schema.table import ReplicaIdentity
@@ -25,7 +25,6 @@ from headwater.spark import frames
 from headwater.spark.frames import FrameSpool
 from tests.integration.lake_destination import (
     ID_V,
-    UNCHANGED,
     Lake,
     change_run,
     finish,

@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from headwater.changes import Step
 from headwater.contracts.results import PendingResult, WriteEventsResult
 from headwater.errors import ChangeRefused
 from headwater.events import OLD_FULL, EventBatch
 from headwater.lsn import EndLsn
 from headwater.schema.leaves import LeafIdentity
-from headwater.schema.table import ReplicaIdentity, ReplicatedTableSchema
+from headwater.schema.table import ReplicaIdentity, ReplicatedTableSchema, TableId
 from tests.integration.lake_destination import (
     ID_V,
     ONE_TRANSACTION,
@@ -48,7 +49,7 @@ def test_updates_and_deletes_that_find_no_row_are_counted_and_logged_and_inserts
         lake.copy(schema, [(1, "a"), (2, "b"), (3, "c")])
     found = [update(1, "A"), delete(2, None), update(13, "moved", old=(3, None)), insert(4, "d")]
     passing = [insert(5, "x"), update(5, "y"), delete(5, None)]
-    tables = {
+    tables: dict[TableId, list[Step]] = {
         keyed.id: [
             change_run(keyed, 200, *found, *passing, update(8, "new"), delete(9, None), update(11, "n", old=(10, None)))
         ],

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -96,7 +97,7 @@ def test_a_warehouse_that_is_moved_away_twice_is_waited_for_beyond_every_limit(
                     run,
                     caplog,
                     str(run.warehouse),
-                    lambda counter=counter: shop.execute(f"update orders set counter = {counter}; delete from items"),
+                    partial(shop.execute, f"update orders set counter = {counter}; delete from items"),
                     attempts=ATTEMPTS,
                 )
             # The second time it goes away as soon as it is back, with changes still to be written.

@@ -11,6 +11,7 @@ import pytest
 from headwater.contracts.stores import PipelineStore, SchemaStore, StateStore, TableStateLifecycleStore
 from headwater.engine.pipeline import Pipeline
 from headwater.errors import PreflightError
+from headwater.secret import Secret
 from headwater.source.lock import PipelineLock
 from headwater.store.memory import MemoryStore
 from headwater.store.postgres import PostgresStore
@@ -48,7 +49,7 @@ def reader(shop: Database) -> Iterator[Database]:
 
 def by_reader(shop: Database) -> Any:
     base = config(shop)
-    return replace(base.pg_connection, username=f"reader_{shop.name}", password="word")
+    return replace(base.pg_connection, username=f"reader_{shop.name}", password=Secret("word"))
 
 
 def test_a_store_outside_the_source_needs_no_right_to_create_anything_in_it(shop: Database, reader: Database) -> None:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import trustme
@@ -84,7 +85,8 @@ def test_a_server_whose_certificate_is_not_verified_gets_neither_the_password_no
     assert "nothing was sent" in caught.value.detail
     assert f"{choice} = true" in caught.value.hint
     assert PASSWORD not in str(caught.value)
-    assert ask(replace(settings, **{choice: True}), WHO) == role
+    chosen: dict[str, Any] = {choice: True}
+    assert ask(replace(settings, **chosen), WHO) == role
 
 
 @each_connection_kind

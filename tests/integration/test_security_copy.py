@@ -71,7 +71,7 @@ class Hostile:
     reader: str
 
     def run(self, statements: str) -> None:
-        self.session.execute(statements.format(owner=self.owner, reader=self.reader, ran=RAN))  # type: ignore[arg-type]
+        self.session.execute(statements.format(owner=self.owner, reader=self.reader, ran=RAN))
 
     def put_in_place(self, what: str) -> None:
         oids = {
@@ -98,7 +98,7 @@ def hostile(database: Database) -> Iterator[Hostile]:
     settings = database.server.settings(database.name, tcp=False, username=reader)
     try:
         with database.connect() as session:
-            session.execute(f"set role {owner}")  # type: ignore[arg-type]
+            session.execute(f"set role {owner}")
             yield Hostile(database, session, settings, owner, reader)
     finally:
         for role in (owner, reader):

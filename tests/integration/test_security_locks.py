@@ -21,6 +21,7 @@ from headwater.source.catalog import load_table_schemas
 from headwater.source.copy_read import open_at_snapshot, read_ranges
 from headwater.source.exported_snapshot import exported_snapshot
 from headwater.source.leaves import check_unique
+from headwater.source.partitions import locks_to_read
 from headwater.source.preflight import run_preflight
 from headwater.source.publication import published_tables
 from headwater.source.rows import read_rows
@@ -86,7 +87,7 @@ def unrelated(database: Database, tables: int) -> Iterator[list[psycopg.Error]]:
             while not end.is_set():
                 try:
                     with session.transaction():
-                        session.execute(f"lock table {', '.join(names)} in share mode")  # type: ignore[arg-type]
+                        session.execute(f"lock table {', '.join(names)} in share mode")
                     has_locked.set()
                 except psycopg.Error as error:
                     failed.append(error)
@@ -280,7 +281,7 @@ def test_a_leaf_rewritten_between_the_snapshot_and_the_plan_loses_no_row(
     """Its new storage is empty at the snapshot, and nothing would tell it from the old one."""
     make_root(small, "t", 100)
     small.execute("create publication shop for table t with (publish_via_partition_root = true)")
-    load, rewrites = exported_snapshot_module.load_table_schemas, ["set unlogged", "set logged"]
+    load, rewrites = load_table_schemas, ["set unlogged", "set logged"]
 
     def rewritten(*arguments: Any) -> Any:
         while rewrites:
@@ -335,7 +336,7 @@ def test_counting_keys_does_not_queue_behind_a_session_that_waits_for_the_copys_
     database.execute("insert into t values (1, 1, 'a'), (2, 2, 'b')")
     database.execute("create publication shop for table t with (publish_via_partition_root = true)")
     monkeypatch.setattr(leaves, "_LOCK_SECONDS", 1)
-    count, begun, migrated = copy_planner.check_unique, threading.Event(), threading.Event()
+    count, begun, migrated = check_unique, threading.Event(), threading.Event()
     waiting = (
         "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and query like 'alter table t add%%'"
     )
@@ -369,7 +370,7 @@ def test_a_snapshot_of_several_tables_waits_for_none_while_it_holds_another(
     database.execute("create table a (id int primary key); create table b (id int primary key)")
     database.execute("create publication shop for table a, b")
     asks, is_taken, refused, has_snapshot = (threading.Event() for _ in range(4))
-    real = exported_snapshot_module.table_lock
+    real = table_lock
 
     @contextmanager
     def watched(*arguments: Any, **options: Any) -> Iterator[TableLock]:
@@ -411,7 +412,7 @@ def test_rows_of_a_leaf_rewritten_behind_the_snapshot_are_not_taken_for_deleted(
 ) -> None:
     make_root(small, "t", leaf_count)
     small.execute("create publication shop for table t with (publish_via_partition_root = true)")
-    real = rows_module.locks_to_read
+    real = locks_to_read
 
     def rewritten(*arguments: Any) -> int:
         small.execute("alter table t_2 set unlogged")

@@ -21,6 +21,7 @@ from headwater.destinations.iceberg.warehouse import prepare_warehouse, spark_ca
 from headwater.errors import ConfigError, DestinationError, Retry
 from headwater.events import OLD_FULL, UNCHANGED
 from headwater.schema.table import ReplicaIdentity, ReplicatedTableSchema, SnapshotId, TableName
+from headwater.secret import Secret
 from headwater.spark import sql_text
 from headwater.spark.session import session_config
 from headwater.spark.sql_text import SQL_TEXT, SUBSTITUTE
@@ -162,7 +163,7 @@ def test_a_schema_whose_name_becomes_anothers_by_substitution_replaces_none_of_i
 
 
 def test_the_users_own_settings_do_not_switch_substitution_on() -> None:
-    config = session_config(SparkConfig(conf={SUBSTITUTE: "true"}), {SUBSTITUTE: "true"})
+    config = session_config(SparkConfig(conf={SUBSTITUTE: Secret("true")}), {SUBSTITUTE: "true"})
     assert config[SUBSTITUTE] == "false"
 
 

@@ -23,7 +23,7 @@ def test_the_two_kinds_of_position_do_not_mix() -> None:
     with pytest.raises(TypeError):
         CommitLsn(5) < EndLsn(6)  # type: ignore[operator]  # noqa: B015
     with pytest.raises(TypeError):
-        max(CommitLsn(5), EndLsn(6))  # type: ignore[type-var]
+        max(CommitLsn(5), EndLsn(6))
 
 
 @pytest.mark.invariant(3)

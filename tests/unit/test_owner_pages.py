@@ -11,7 +11,7 @@ from headwater.cli.main import COMMANDS
 from tests.conformance import ROOT, collect, invariants
 
 SOURCE = ROOT / "src" / "headwater"
-PAGES = ["CONTRIBUTING.md", "docs/invariants.md", "docs/glossary.md"]
+PAGES = ["CONTRIBUTING.md", "docs/architecture.md", "docs/invariants.md", "docs/glossary.md"]
 
 
 def text(page: str | Path) -> str:

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from threading import Event
-from typing import Annotated
+from typing import Annotated, Any
 
 from headwater.secret import Secret
 from headwater.setting_rules import Checked, Setting
@@ -133,7 +133,7 @@ class ConnectSettings:
         """The same for its MD5 hash, from which the password is found by trying: billions a second on one card."""
         return self.may_send_cleartext_password or self.allow_md5_password
 
-    def conninfo(self) -> dict[str, str | int]:
+    def conninfo(self) -> dict[str, Any]:
         """Keyword arguments for `psycopg.connect`, for one server. Holds secrets in clear: pass it on, never log it."""
         arguments: dict[str, str | int] = {
             "host": self.host,

@@ -70,7 +70,8 @@ def corpus_of(name: str) -> list[bytes]:
 
 def fuzz(name: str, target: Target, seconds: float, seed: int) -> tuple[int, list[str]]:
     """How many inputs were tried, and what was found."""
-    seeds, found, count = corpus_of(name), [], 0
+    seeds, count = corpus_of(name), 0
+    found: list[str] = []
     dice = random.Random(f"{name} {seed}")
     deadline = time.monotonic() + seconds
     while count < len(seeds) or (time.monotonic() < deadline and len(found) < 5):

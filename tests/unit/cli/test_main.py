@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 import sys
@@ -89,7 +90,7 @@ def test_a_missing_optional_package_is_named_with_how_to_get_it(monkeypatch: pyt
     def missing(name: str) -> object:
         raise ModuleNotFoundError("No module named 'pyiceberg'", name="pyiceberg.catalog")
 
-    monkeypatch.setattr(front.importlib, "import_module", missing)
+    monkeypatch.setattr(importlib, "import_module", missing)
     with pytest.raises(HeadwaterError, match="pyiceberg") as caught:
         front.cli.main(["demo"], standalone_mode=False)
     assert "headwater[demo]" in caught.value.hint

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -16,7 +17,7 @@ def _own_world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setattr(java, "find_java", java.find_java.__wrapped__)
-    monkeypatch.setattr(java.shutil, "which", lambda name: None)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.setattr(java, "_packaged_runtime", lambda: None)
 
 
@@ -35,14 +36,14 @@ def _java(home: Path, version: str) -> Path:
 def test_java_home_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("JAVA_HOME", str(_java(tmp_path / "17", "17")))
     found = _java(tmp_path / "21", "21")
-    monkeypatch.setattr(java.shutil, "which", lambda name: str(found / "bin" / "java"))
+    monkeypatch.setattr(shutil, "which", lambda name: str(found / "bin" / "java"))
     assert java.find_java() == java.Java(tmp_path / "17", 17, "JAVA_HOME")
 
 
 def test_instead_of_an_old_java_home_the_path_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("JAVA_HOME", str(_java(tmp_path / "8", "1.8")))
     found = _java(tmp_path / "21", "21")
-    monkeypatch.setattr(java.shutil, "which", lambda name: str(found / "bin" / "java"))
+    monkeypatch.setattr(shutil, "which", lambda name: str(found / "bin" / "java"))
     assert java.find_java() == java.Java(found, 21, "PATH")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from headwater.config import SparkConfig
 from headwater.destinations.iceberg.sessions import MAX_SESSIONS
+from headwater.secret import Secret
 from headwater.spark.session import session_config
 
 POOLS = ("shuffleExchange", "resultQueryStage", "broadcastExchange")
@@ -14,5 +15,5 @@ def test_the_pools_of_spark_that_start_a_thread_for_each_task_are_bounded() -> N
     for pool in POOLS:
         # Each table that is written holds one of them while it waits for its result, and a subquery of it another.
         assert MAX_SESSIONS < int(config[f"spark.sql.{pool}.maxThreadThreshold"]) <= 32
-    chosen = session_config(SparkConfig(conf={"spark.sql.shuffleExchange.maxThreadThreshold": "64"}), {})
+    chosen = session_config(SparkConfig(conf={"spark.sql.shuffleExchange.maxThreadThreshold": Secret("64")}), {})
     assert chosen["spark.sql.shuffleExchange.maxThreadThreshold"] == "64"

@@ -20,13 +20,15 @@ from headwater.errors import (
     StoreError,
     ValueOutOfRange,
 )
+from headwater.secret import Secret
 from headwater.spark.errors import translate
 from headwater.spark.session import at_launch, session_config
 from headwater.spark.task_errors import TaskFailed, marked, telling
 
 
 def test_the_callers_settings_win() -> None:
-    settings = SparkConfig(master="local[1]", conf={"spark.sql.shuffle.partitions": "9", "spark.ui.enabled": "true"})
+    conf = {"spark.sql.shuffle.partitions": Secret("9"), "spark.ui.enabled": Secret("true")}
+    settings = SparkConfig(master="local[1]", conf=conf)
     config = session_config(settings, {"spark.sql.catalog.lake": "x"})
     assert config["spark.sql.shuffle.partitions"] == "9"
     assert config["spark.ui.enabled"] == "true"

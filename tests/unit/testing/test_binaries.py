@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -69,7 +70,7 @@ def test_finding_nothing_says_what_failed(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_failed_download_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(binaries.sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     _program(tmp_path, "python", "echo 'ERROR: no matching distribution' >&2; exit 1")
     os.rename(tmp_path / "bin" / "python", tmp_path / "python")
     monkeypatch.setattr(binaries, "_machine_directories", list)

@@ -153,12 +153,14 @@ def test_relation_is_remembered_for_tables_that_no_worker_owns() -> None:
 @pytest.mark.invariant(9)
 def test_the_idle_position_stands_only_when_nothing_waits() -> None:
     decoder = PgOutputDecoder()
-    decoder.feed(pg.as_array(pg.keepalive(50)))
-    assert decoder.idle_position == EndLsn(50)
-    decoder.feed(pg.as_array(pg.begin(60) + pg.relation(ORDERS) + pg.keepalive(70)))
-    assert decoder.idle_position is None
-    decoder.feed(pg.as_array(pg.commit(60, 80) + pg.keepalive(90)))
-    assert decoder.idle_position is None
+
+    def after(data: bytes) -> EndLsn | None:
+        decoder.feed(pg.as_array(data))
+        return decoder.idle_position
+
+    assert after(pg.keepalive(50)) == EndLsn(50)
+    assert after(pg.begin(60) + pg.relation(ORDERS) + pg.keepalive(70)) is None
+    assert after(pg.commit(60, 80) + pg.keepalive(90)) is None
     decoder.seal(own_all)
     assert decoder.idle_position == EndLsn(90)
 

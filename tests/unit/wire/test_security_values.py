@@ -33,7 +33,7 @@ def sent_exactly(value: Decimal) -> bytes:
     scale = -int(value.as_tuple().exponent)
     assert scale % 4 == 0
     unscaled = int("".join(map(str, value.as_tuple().digits)))
-    groups = []
+    groups: list[int] = []
     while unscaled:
         unscaled, group = divmod(unscaled, 10000)
         groups.insert(0, group)
