@@ -10,13 +10,14 @@ import importlib
 import logging
 import os
 import sys
+import threading
 from dataclasses import dataclass
 from importlib.metadata import version
 
 import click
 
 from headwater.errors import ConfigError, HeadwaterError
-from headwater.observability.log import redact
+from headwater.observability.log import configure, log_uncaught, redact
 from headwater.observability.outlet import flush, standard_error
 from headwater.observability.text import printable, printable_lines
 
@@ -102,6 +103,7 @@ _COLOURS = {"error": "red", "detail": None, "hint": "cyan"}
 def main(arguments: list[str] | None = None) -> None:
     """Exit status: 0 after a clean stop, 1 after a failure, 2 for wrong usage or settings."""
     status: str | int | None = FAILED
+    before, threading.excepthook = threading.excepthook, log_uncaught
     try:
         cli.main(args=arguments, prog_name="headwater")
     except HeadwaterError as error:
@@ -109,7 +111,13 @@ def main(arguments: list[str] | None = None) -> None:
         status = WRONG_USAGE if isinstance(error, ConfigError) else FAILED
     except SystemExit as end:
         status = end.code
+    except Exception:
+        # As an entry of the log: what an error says may be a server's text, and Python would print it as it is.
+        if not logging.getLogger().handlers:
+            configure()
+        log.critical("unexpected failure", exc_info=True)
     finally:
+        threading.excepthook = before
         if not flush():
             # The interpreter's own end would wait for the same stream, or be aborted over its lock.
             os._exit(status if isinstance(status, int) else FAILED if status else 0)

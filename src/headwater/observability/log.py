@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 import time
 from collections.abc import Iterable, Mapping
 from numbers import Number
@@ -17,6 +18,8 @@ from numbers import Number
 from headwater.errors import HeadwaterError, Lines
 from headwater.observability.outlet import STANDARD_ERROR
 from headwater.observability.text import printable, printable_lines
+
+log = logging.getLogger(__name__)
 
 QUIET = {"py4j": logging.ERROR, "pyspark": logging.WARNING, "pyiceberg": logging.WARNING, "urllib3": logging.WARNING}
 
@@ -115,3 +118,11 @@ def configure(level: int = logging.INFO, secrets: Iterable[str] = ()) -> None:
         logging.getLogger(name).setLevel(quiet)
     # Python prints them to standard error itself otherwise, from whatever thread they come up in.
     logging.captureWarnings(True)
+
+
+def log_uncaught(failed: threading.ExceptHookArgs) -> None:
+    """For `threading.excepthook`: what ends a thread is an entry of the log. Python would print a server's text as it is."""
+    if failed.exc_value is not None and not isinstance(failed.exc_value, SystemExit):
+        name = failed.thread.name if failed.thread is not None else "unknown"
+        told = (failed.exc_type, failed.exc_value, failed.exc_traceback)
+        log.error("thread %s ended with an error that was not expected", name, exc_info=told)

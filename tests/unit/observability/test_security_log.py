@@ -187,6 +187,21 @@ def test_nothing_is_lost_when_a_defect_ends_the_process(tmp_path: Path) -> None:
     assert text.rstrip().endswith("RuntimeError: a defect")
 
 
+def test_what_a_defect_says_is_escaped_and_indented_in_whatever_thread(tmp_path: Path) -> None:
+    work = """
+def fail(): raise RuntimeError("why\\n12:00:00 warning apply: forged\\x1b[2K")
+thread = threading.Thread(target=fail, name="work\\x1b[1m")
+thread.start(); thread.join()
+fail()
+"""
+    status, text = said(work, tmp_path / "done")
+    assert status == 1
+    assert text.count("RuntimeError: why") == 2
+    assert text.count("\n  12:00:00 warning apply: forged\\x1b[2K") == 2
+    assert "\x1b" not in text
+    assert r"thread work\x1b[1m ended" in text
+
+
 def test_nothing_is_lost_when_a_second_signal_ends_the_process_at_once(tmp_path: Path) -> None:
     work = """
 with StopSignals(lambda: done.with_name("asked").touch()):
