@@ -7,6 +7,8 @@ BIN := .venv/bin
 # Options for pytest, such as: make test ARGS="-k toast -x"
 ARGS ?=
 SECONDS ?= 3600
+# One more than the cores that CI has: many tests wait for a timeout.
+WORKERS := -n 3 --dist worksteal
 UV_VERSION := 0.13.7
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --no-annotate --no-header
@@ -28,11 +30,11 @@ unit: ## run only tests/unit: no server, no Spark session (ARGS="-k watermark -x
 
 test: ## run the tests, all but the slow proofs
 	@tools/setup.sh
-	$(BIN)/pytest -m "not slow" -n 2 --dist loadfile $(ARGS)
+	$(BIN)/pytest -m "not slow" $(WORKERS) $(ARGS)
 
 test-versions: ## run only the tests that talk to servers of every supported version, part of make test too
 	@tools/setup.sh
-	$(BIN)/pytest -m "versions and not slow" -n 2 --dist loadfile $(ARGS)
+	$(BIN)/pytest -m "versions and not slow" $(WORKERS) $(ARGS)
 
 test-all: ## run the slow proofs too: five million rows in a transaction, 1,000 tables in a lake, an hour of soak
 	@tools/setup.sh

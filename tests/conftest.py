@@ -15,14 +15,20 @@ from psycopg import sql
 from headwater.testing.binaries import DEFAULT_VERSION
 from headwater.testing.postgres import PostgresServer
 from headwater.wire.settings import ConnectSettings
-from tests.files_in_memory import keep_files_in_memory
+from tests.process_environment import prepare_environment
 from tests.promises import keyword
 
-keep_files_in_memory()
+prepare_environment()
+
+LONGEST = ("tests/crash/", "tests/mutations/", "tests/soak/")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let `pytest -k` find the tests of a promise by its sentence, with `_` for whatever is no letter or digit."""
+    """Let `pytest -k` find the tests of a promise by its sentence, with `_` for whatever is no letter or digit.
+
+    The longest tests come first: at the end one of them would leave all cores but one idle.
+    """
+    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
     for item in items:
         words = {keyword(sentence) for mark in item.iter_markers("promise") for sentence in mark.args}
         words |= {f"invariant_{number}" for mark in item.iter_markers("invariant") for number in mark.args}

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
@@ -45,9 +46,22 @@ def mutations() -> list[Mutation]:
     return [Mutation(name, **fields) for name, fields in found.items()]
 
 
+def is_compiled(file: str) -> bool:
+    """Whether kernels are compiled from this file, or use its constants: Numba sees no change of another file."""
+    module = "headwater." + file.removesuffix(".py").replace("/", ".")
+    kernels = [path for path in (ROOT / "src").rglob("*.py") if "numba" in path.read_text(encoding="utf-8")]
+    imports = (node for path in kernels for node in ast.walk(ast.parse(path.read_bytes())))
+    return ROOT / "src" / "headwater" / file in kernels or any(
+        isinstance(node, ast.ImportFrom) and node.module == module and any(name.name.isupper() for name in node.names)
+        for node in imports
+    )
+
+
 def source_with(mutation: Mutation, directory: Path) -> Path:
     """A copy of the whole source with the mutation in it; the directory to import it from."""
-    shutil.copytree(ROOT / "src", directory / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    # Compiled kernels are copied too: to compile them takes 20 s.
+    left_out = "__pycache__" if is_compiled(mutation.file) else "*.pyc"
+    shutil.copytree(ROOT / "src", directory / "src", ignore=shutil.ignore_patterns(left_out))
     file = directory / "src" / "headwater" / mutation.file
     text = file.read_text(encoding="utf-8")
     assert text.count(mutation.find) == 1, (
