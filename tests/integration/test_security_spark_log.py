@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from tests.blocked import blocked_pipe
+from tests.blocked_pipe import blocked_pipe
 
 # Only the JVM: no session, and none of its time.
 JVM = """
