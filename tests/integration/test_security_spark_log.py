@@ -12,11 +12,12 @@ JVM = """
 import os, sys, time
 from pyspark import SparkConf, SparkContext
 from headwater.spark.java import java_home
-from headwater.spark.session import SparkSettings, at_launch, session_config
+from headwater.config import SparkConfig
+from headwater.spark.session import at_launch, session_config
 
 os.environ["JAVA_HOME"] = str(java_home())
 launch = SparkConf(loadDefaults=False)
-launch.setAll([(key, value) for key, value in session_config(SparkSettings(), {}).items() if at_launch(key)])
+launch.setAll([(key, value) for key, value in session_config(SparkConfig(), {}).items() if at_launch(key)])
 SparkContext._ensure_initialized(conf=launch)
 jvm = SparkContext._jvm
 logs = jvm.org.apache.logging.log4j.LogManager

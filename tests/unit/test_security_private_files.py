@@ -14,7 +14,7 @@ import pytest
 
 from headwater.cache import install
 from headwater.cli.demo import _warehouse
-from headwater.config import DestinationConfig, SparkConfig
+from headwater.config import DestinationConfig, Secret, SparkConfig
 from headwater.config.pipeline import BatchConfig
 from headwater.destinations.iceberg.warehouse import prepare_warehouse
 from headwater.engine.memory import spool
@@ -183,10 +183,14 @@ def test_a_directory_of_the_system_s_temporary_one_is_ours_alone(
     assert (mode(made), mode(made.parent)) == (0o700, 0o700)
     made.chmod(0o755)
     assert mode(temporary_directory("spool-1")) == 0o700
-    where = session_config(SparkConfig(master="local[1]"), {})["spark.sql.warehouse.dir"]
-    assert Path(where).is_relative_to(made.parent)
-    made.rmdir()
-    (made.parent / "spark-warehouse").rmdir()
+    config = session_config(SparkConfig(master="local[1]"), {})
+    for key in ("spark.sql.warehouse.dir", "spark.local.dir"):
+        assert Path(config[key]).is_relative_to(made.parent)
+        assert mode(Path(config[key])) == 0o700
+        assert session_config(SparkConfig(master="local[1]", conf={key: Secret("/mine")}), {})[key] == "/mine"
+        assert key not in session_config(SparkConfig(master="spark://host:7077"), {})
+    for left in made.parent.iterdir():
+        left.rmdir()
     made.parent.rmdir()
     made.parent.symlink_to(tmp_path)
     refuses(lambda: temporary_directory("spool-1"), made.parent, "symbolic link")

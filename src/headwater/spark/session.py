@@ -76,6 +76,8 @@ def session_config(settings: SparkConfig, catalog: Mapping[str, str]) -> dict[st
         config |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
         # Spark would make `spark-warehouse` in the working directory.
         config["spark.sql.warehouse.dir"] = str(temporary_directory("spark-warehouse"))
+        # What shuffles and caches put on disk are rows of the source, in files that Spark leaves readable by every user.
+        config["spark.local.dir"] = str(temporary_directory("spark-local"))
     # Last of all: no setting may have a name of the source mean another one.
     return config | dict(catalog) | revealed(settings.conf) | SQL_TEXT
 
