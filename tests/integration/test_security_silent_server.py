@@ -1,4 +1,4 @@
-"""A server that does not answer: sockets stay open and nothing comes. It is noticed, logged and waited for, whenever that begins."""
+"""A server that does not answer: sockets stay open and nothing comes. It is noticed, logged and waited for at any moment."""
 
 from __future__ import annotations
 
