@@ -1,4 +1,4 @@
-"""A connection that is lost between the end of a copy and its hand-off costs no second copy and does not block others for ever."""
+"""A connection that is lost between the end of a copy and its hand-off costs no second copy and blocks no other table for ever."""
 
 from __future__ import annotations
 
