@@ -1,4 +1,4 @@
-"""The world's trouble is nobody's: source, store or lake are away for a while, and afterwards all is equal (invariant 15)."""
+"""Source, store or lake are unreachable for a while: no table is marked failed, and afterwards all is equal (invariant 15)."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_changes_go_on_after_the_server_crashed_and_recovered(
         run.wait_states("ready", 2)
         run.database.execute("update orders set counter = 2")
         with caplog.at_level(logging.WARNING):
-            # At once, as a crash: the server has to recover before it lets anybody in.
+            # At once, as a crash: the server has to recover before it accepts connections.
             own_server.stop("immediate")
             run.wait_for(lambda: "following the slot failed" in caplog.text)
             own_server.restart()
@@ -190,7 +190,7 @@ def test_an_unreachable_lake_is_waited_for_and_no_table_is_marked_failed(shop: D
         run.wait_ready(2)
         away = run.warehouse.with_name("away")
         run.warehouse.rename(away)
-        # A file in its place, so that nothing can be made anew where the lake was.
+        # A file in its place, so that nothing can be created again where the lake was.
         run.warehouse.touch()
         shop.execute("update orders set counter = 2")
         wait_until(

@@ -1,4 +1,4 @@
-"""A heartbeat by choice: the slot moves although nobody writes, and nothing else does (invariant 9)."""
+"""The heartbeat: the slot advances although nothing is written in the source, and there is no other effect (invariant 9)."""
 
 from __future__ import annotations
 

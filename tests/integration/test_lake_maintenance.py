@@ -1,4 +1,4 @@
-"""What others do to the lake's tables: compaction, expiry and rollback beside the pipeline (invariants 5 and 20)."""
+"""Compaction, expiry and rollback of lake tables by other programs beside the pipeline (invariants 5 and 20)."""
 
 from __future__ import annotations
 

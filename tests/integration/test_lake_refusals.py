@@ -1,4 +1,4 @@
-"""What the lake's writer refuses or counts, because a mirror that is exact never meets it (invariant 18)."""
+"""Changes that the writer refuses or counts, because they do not happen with an exact mirror (invariant 18)."""
 
 from __future__ import annotations
 

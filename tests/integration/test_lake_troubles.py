@@ -1,4 +1,4 @@
-"""One table's trouble in the lake is that table's, and no other waits for it (invariant 15)."""
+"""A table that fails in the lake does not stop or delay the others (invariant 15)."""
 
 from __future__ import annotations
 

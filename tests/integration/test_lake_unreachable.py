@@ -1,4 +1,4 @@
-"""A lake that is unreachable is waited for, for as long as it takes: moved away, read-only, its catalog down (invariant 15)."""
+"""A lake that is unreachable (moved, read-only, its catalog down) is waited for, for as long as it takes (invariant 15)."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def moved_away(warehouse: Path) -> Iterator[None]:
 def wait_out(
     run: RunningIntoLake, caplog: pytest.LogCaptureFixture, cause: str, changes: Callable[[], object], *, attempts: int
 ) -> None:
-    """While nothing can be written: it is told once an attempt and by its root cause, and the lag grows."""
+    """While nothing can be written: its root cause is logged once for each attempt, and the lag grows."""
     caplog.clear()
     changes()
     run.wait_for(lambda: caplog.text.count("writing a batch failed, retrying") >= attempts, 120)

@@ -1,4 +1,4 @@
-"""`headwater run` with a standard output and error that nobody reads: it works on, and a SIGTERM ends it in order."""
+"""`headwater run` with a standard output and error that are not read: it continues, and a SIGTERM ends it in order."""
 
 from __future__ import annotations
 

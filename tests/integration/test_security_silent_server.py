@@ -1,4 +1,4 @@
-"""A server that falls silent: sockets stay open and nothing comes. From any moment on it is noticed, said and waited out."""
+"""A server that does not answer: sockets stay open and nothing comes. It is noticed, logged and waited for at any moment."""
 
 from __future__ import annotations
 

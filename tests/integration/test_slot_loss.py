@@ -1,4 +1,4 @@
-"""Slots that cannot go on, each told apart, with each behaviour: a whole pipeline meets them (invariant 10)."""
+"""Slots that cannot be used any more, each kind with its error and with each behaviour, in a whole pipeline (invariant 10)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A connection that is lost between the end of a copy and its hand-off costs no second copy, and holds nobody up for ever."""
+"""A connection lost between the end of a copy and its hand-off costs no second copy and does not block other tables for ever."""
 
 from __future__ import annotations
 

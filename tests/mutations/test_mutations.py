@@ -1,4 +1,4 @@
-"""Each mend is needed: with it taken back, a seed of the fuzzer or a test fails. All of them: `make test-mutations`."""
+"""Each fix is needed: with it taken back, a seed of the fuzzer or a test fails. All of them: `make test-mutations`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A person's leave to replace another owner's rows stays with the table until its copy is finished, and no longer."""
+"""The user's permission to replace another owner's rows is kept with the table until its copy is finished, and no longer."""
 
 from __future__ import annotations
 

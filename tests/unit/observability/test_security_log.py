@@ -1,4 +1,4 @@
-"""Log and output towards streams that take nothing: nobody waits, everything ends, and in ordinary times nothing is lost.
+"""Log and output to streams that take nothing: no thread waits, everything ends, and nothing is lost while the stream is read.
 
 Each in a process of its own, with pipes and terminals as the system has them.
 """
