@@ -18,14 +18,10 @@ from headwater.testing.postgres import PostgresServer
 from tests.conftest import Database
 from tests.integration.catalog_lake import LakeRun, lake_run
 from tests.integration.lake_pipeline import EXTENSIONS
+from tests.integration.pyspark_sockets import PYSPARK_SOCKETS
 from tests.integration.run_after_call import run_after_call
 
-# PySpark leaves the sockets it collects over to the garbage collector.
-pytestmark = [
-    pytest.mark.timeout(300),
-    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = PYSPARK_SOCKETS
 
 ORDERS, ITEMS = TableName("public", "orders"), TableName("public", "items")
 SHOP = [

@@ -17,13 +17,9 @@ from tests.commands import headwater, write_settings
 from tests.conftest import Database
 from tests.integration.lake_destination import ID_V, Lake, change_run, table_schema, update
 from tests.integration.lake_pipeline import RunningIntoLake, running_into_lake
+from tests.integration.pyspark_sockets import PYSPARK_SOCKETS
 
-# PySpark leaves the sockets it collects over to the garbage collector.
-pytestmark = [
-    pytest.mark.timeout(300),
-    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = PYSPARK_SOCKETS
 
 
 def named(schema: ReplicatedTableSchema, name: TableName) -> ReplicatedTableSchema:
