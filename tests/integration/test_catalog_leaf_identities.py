@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from headwater.testing.binaries import DEFAULT_VERSION
 from headwater.testing.postgres import PostgresServer
-from tests.conftest import Database
+from tests.conftest import Database, fresh_database
 from tests.fuzz.catalog_run import CatalogRun, model_run
 from tests.fuzz.leaf_identities import CASES, judge, setup, table_of
 from tests.integration.catalog_lake import lake_run
@@ -37,14 +38,11 @@ def in_the_lake(
     return _judged(server, lambda database: lake_run(database, spark, directory, setup()))
 
 
-def _judged(server: PostgresServer, open: Callable[[Database], object]) -> dict[str, list[str]]:
-    name = server.create_database()
-    try:
-        with server.connect(name) as connection, open(Database(server, name, connection)) as run:  # type: ignore[attr-defined]
-            assert isinstance(run, CatalogRun)
-            return judge(run)
-    finally:
-        server.drop_database(name)
+def _judged(
+    server: PostgresServer, open: Callable[[Database], AbstractContextManager[CatalogRun]]
+) -> dict[str, list[str]]:
+    with fresh_database(server) as database, open(database) as run:
+        return judge(run)
 
 
 @pytest.mark.invariant(13)

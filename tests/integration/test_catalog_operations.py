@@ -12,7 +12,7 @@ import pytest
 
 from headwater.testing.binaries import DEFAULT_VERSION
 from headwater.testing.postgres import PostgresServer
-from tests.conftest import Database
+from tests.conftest import Database, fresh_database
 from tests.fuzz import masked_operations, membership_operations, table_operations
 from tests.fuzz.catalog_run import model_run
 from tests.fuzz.operation import Operation, Stage, setup
@@ -57,14 +57,8 @@ def judge(request: pytest.FixtureRequest, pg_servers: Callable[[int], PostgresSe
 
 
 def _perform(server: PostgresServer, operations: list[Operation], stage: Stage, moment: Moment) -> Problems:
-    name = server.create_database()
-    try:
-        with server.connect(name) as connection:
-            database = Database(server, name, connection)
-            with model_run(database, setup(stage, operations)) as run:
-                return perform(run, operations, moment)
-    finally:
-        server.drop_database(name)
+    with fresh_database(server) as database, model_run(database, setup(stage, operations)) as run:
+        return perform(run, operations, moment)
 
 
 def one_worker_each(values: Iterable[T], name: Callable[[T], str], group: Callable[[T], str]) -> list[Any]:

@@ -32,6 +32,7 @@ from headwater.wire.chunks import Chunk
 from headwater.wire.connection import WireConnection
 from headwater.wire.settings import ConnectSettings
 from headwater.wire.tls_config import TlsConfig, TlsMode
+from tests.conftest import fresh_database
 
 pytestmark = pytest.mark.versions
 
@@ -304,21 +305,17 @@ def test_a_terminated_session_is_a_lost_connection(
 
 
 def test_a_stream_whose_walsender_is_terminated_says_who_did_it(tls_server: PostgresServer) -> None:
-    name = tls_server.create_database()
-    try:
-        with (
-            tls_server.connect(name) as other,
-            WireConnection.connect(tls_server.settings(name), replication=True) as wire,
-        ):
-            other.execute("create publication pub for all tables")
-            other.execute("select pg_create_logical_replication_slot('ended', 'pgoutput')")
-            stream = wire.start_replication("ended", EndLsn(0), PLUGIN)
-            other.execute("select pg_terminate_backend(%s, 10000)", [wire.backend_pid])
-            with pytest.raises(ConnectionLost, match="ended the session") as caught:
-                read_until(stream, b"what never comes")
-            assert "57P01" in caught.value.detail
-    finally:
-        tls_server.drop_database(name)
+    with (
+        fresh_database(tls_server) as database,
+        WireConnection.connect(database.settings, replication=True) as wire,
+    ):
+        database.execute("create publication pub for all tables")
+        database.execute("select pg_create_logical_replication_slot('ended', 'pgoutput')")
+        stream = wire.start_replication("ended", EndLsn(0), PLUGIN)
+        database.execute("select pg_terminate_backend(%s, 10000)", [wire.backend_pid])
+        with pytest.raises(ConnectionLost, match="ended the session") as caught:
+            read_until(stream, b"what never comes")
+        assert "57P01" in caught.value.detail
 
 
 @pytest.mark.promise(
@@ -378,13 +375,11 @@ def test_changes_arrive_and_confirm_moves_the_slot(
 
 
 def test_a_stream_under_tls_brings_everything(tls_server: PostgresServer) -> None:
-    name = tls_server.create_database()
-    with tls_server.connect(name) as connection:
-        connection.execute("create table t (id int primary key, v text); create publication pub for table t")
-        connection.execute("select pg_create_logical_replication_slot('tls_slot', 'pgoutput')")
-        connection.execute("insert into t select i, md5(i::text) from generate_series(1, 50000) i")
-    try:
-        with WireConnection.connect(tls_server.settings(name), replication=True) as wire:
+    with fresh_database(tls_server) as database:
+        database.execute("create table t (id int primary key, v text); create publication pub for table t")
+        database.execute("select pg_create_logical_replication_slot('tls_slot', 'pgoutput')")
+        database.execute("insert into t select i, md5(i::text) from generate_series(1, 50000) i")
+        with WireConnection.connect(database.settings, replication=True) as wire:
             assert uses_tls(wire)
             stream = wire.start_replication("tls_slot", EndLsn(0), PLUGIN)
             received = b""
@@ -393,8 +388,6 @@ def test_a_stream_under_tls_brings_everything(tls_server: PostgresServer) -> Non
                 assert chunk is not None
                 received += chunk.data.tobytes()
             stream.stop()
-    finally:
-        tls_server.drop_database(name)
 
 
 @pytest.mark.invariant(8)
