@@ -214,7 +214,7 @@ def terminating_tls(server_port: int) -> Iterator[int]:
         thread = threading.Thread(target=between)
         thread.start()
         yield listener.getsockname()[1]
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
 
 

@@ -429,7 +429,7 @@ def test_nothing_behind_a_batch_that_failed_is_recorded_when_the_pipeline_stops(
         run.wait_for(lambda: watched_decoder.newest.has_transactions)
         destination.late = False
         destination.kept.pop()[1].failed(DestinationUnavailable("away", hint="Wait."))
-        assert run.pipeline.progress.wait_for(lambda now: (now.waiting or "").startswith("writing a batch failed"), 10)
+        assert run.pipeline.progress.wait_for(lambda now: (now.waiting or "").startswith("writing a batch failed"), 60)
         run.stop()
     with running(shop, destination, store) as run:
         run.wait_caught_up()

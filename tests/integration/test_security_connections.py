@@ -194,5 +194,5 @@ def between(
         thread = threading.Thread(target=relay)
         thread.start()
         yield listener.getsockname()[1]
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()

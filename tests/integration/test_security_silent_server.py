@@ -259,7 +259,7 @@ def test_a_stop_during_a_start_ends_it_without_an_error(shop: Database, proxy: S
     pipeline.shutdown()
     starting.join(BOUND_SECONDS)
     assert not starting.is_alive()
-    assert pipeline.wait(1)
+    assert pipeline.wait(BOUND_SECONDS)
 
 
 def test_a_slot_that_waits_for_an_open_transaction_is_waited_for_and_a_stop_ends_that(shop: Database) -> None:

@@ -26,6 +26,7 @@ from headwater.errors import (
 )
 from headwater.lsn import EndLsn
 from headwater.secret import Secret
+from headwater.testing.compare import wait_until
 from headwater.testing.postgres import PostgresServer
 from headwater.testing.server_files import ServerTls
 from headwater.wire.chunks import Chunk
@@ -90,16 +91,6 @@ def read_until(stream: Any, wanted: bytes, seconds: float = 10) -> bytes:
         if (chunk := stream.read(0.5)) is not None:
             received += chunk.data.tobytes()
     return received
-
-
-def wait_for(condition: Any, tick: Any = None, seconds: float = 10) -> None:
-    """Until what the server shows is true: it has no way to tell us."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "did not come true in time"
-        if tick is not None:
-            tick()
-        threading.Event().wait(0.01)
 
 
 @pytest.mark.parametrize("tcp", [True, False], ids=["scram over tcp", "unix socket"])
@@ -276,15 +267,10 @@ def test_cancel_ends_a_statement_at_the_server_that_runs_it(
         thread.start()
         with server.connect() as watcher:
             pid = connection.backend_pid
-            wait_for(
-                lambda: (
-                    watcher.execute(
-                        "select from pg_stat_activity where pid = %s and wait_event = 'PgSleep'", [pid]
-                    ).rowcount
-                )
-            )
+            sleeps = "select from pg_stat_activity where pid = %s and wait_event = 'PgSleep'"
+            wait_until(lambda: watcher.execute(sleeps, [pid]).rowcount == 1)
         connection.cancel()
-        thread.join(10)
+        thread.join(60)
         assert caught[0].sqlstate == "57014"
         assert connection.query("select 1 as one") == [{"one": "1"}]
 
@@ -354,7 +340,12 @@ def test_changes_arrive_and_confirm_moves_the_slot(
         read_until(stream, b"a change to find")
         flushed = EndLsn.parse(database.value("select pg_current_wal_flush_lsn()::text"))
         stream.request_reply()
-        wait_for(lambda: stream.last_received >= flushed, lambda: stream.read(0.05))
+
+        def received() -> bool:
+            stream.read(0.05)
+            return stream.last_received >= flushed
+
+        wait_until(received)
         # Received and not confirmed: the slot stands still.
         assert confirmed(database, slot) == before
         stopping = threading.Event()
@@ -366,10 +357,10 @@ def test_changes_arrive_and_confirm_moves_the_slot(
         reader = threading.Thread(target=read)
         reader.start()
         stream.confirm(flushed)
-        wait_for(lambda: confirmed(database, slot) >= flushed)
+        wait_until(lambda: confirmed(database, slot) >= flushed)
         stopping.set()
         stream.wake()
-        reader.join(10)
+        reader.join(60)
         assert not reader.is_alive()
         stream.stop()
 
