@@ -28,6 +28,7 @@ from headwater.testing.compare import confirmed_position, flush_position
 from headwater.wire.pgoutput import PgOutputDecoder
 from headwater.wire.spool import MemoryBudget, Spool
 from tests.conftest import Database
+from tests.integration.counter_tables import create_counter_tables
 from tests.integration.memory_tables import MemoryTables
 from tests.integration.running_pipeline import running
 
@@ -36,15 +37,7 @@ SLOT = apply_slot_name(1)
 
 @pytest.fixture
 def shop(database: Database) -> Database:
-    database.execute(
-        """
-        create table orders(id int primary key, counter int not null);
-        insert into orders select i, 1 from generate_series(1, 100) i;
-        create table items(id int primary key, counter int not null);
-        insert into items select i, 1 from generate_series(1, 100) i;
-        create publication shop for table orders, items;
-        """
-    )
+    create_counter_tables(database, orders=100, items=100)
     return database
 
 
