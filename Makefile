@@ -8,7 +8,7 @@ BIN := .venv/bin
 ARGS ?=
 SECONDS ?= 3600
 # One more than the cores that CI has: many tests wait for a timeout.
-WORKERS := -n 3 --dist worksteal
+WORKERS := -n 3 --dist loadgroup
 UV_VERSION := 0.13.7
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --no-annotate --no-header

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -66,6 +66,17 @@ class Database:
         return value
 
 
+@contextmanager
+def fresh_database(server: PostgresServer) -> Iterator[Database]:
+    """Of a new name. It is dropped at the end, with its slots and whoever is connected."""
+    name = server.create_database()
+    try:
+        with server.connect(name) as connection:
+            yield Database(server, name, connection)
+    finally:
+        server.drop_database(name)
+
+
 VERSIONS = (15, 16, 17, 18)
 """What tests with the marker `versions` are run against, unless it names others."""
 
@@ -98,12 +109,8 @@ def pg_server(pg_servers: Callable[[int], PostgresServer], pg_version: int) -> P
 
 @pytest.fixture
 def database(pg_server: PostgresServer) -> Iterator[Database]:
-    name = pg_server.create_database()
-    try:
-        with pg_server.connect(name) as connection:
-            yield Database(pg_server, name, connection)
-    finally:
-        pg_server.drop_database(name)
+    with fresh_database(pg_server) as made:
+        yield made
 
 
 @pytest.fixture

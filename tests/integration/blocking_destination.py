@@ -10,6 +10,7 @@ from headwater.engine.apply.worker import ApplyWorker
 from headwater.events import EventBatch
 from headwater.testing.compare import flush_position
 from tests.conftest import Database
+from tests.integration.counter_tables import create_counter_tables
 from tests.integration.memory_tables import MemoryTables
 from tests.integration.running_pipeline import RunningIntoMemory
 
@@ -55,9 +56,8 @@ class ObservedApplyWorker(ApplyWorker):
 
 
 def create_tables(database: Database) -> None:
-    for name in ("first", "second"):
-        database.execute(f"create table {name}(id int primary key, counter int not null)")
-    database.execute("create publication shop for table first")
+    create_counter_tables(database, first=0, second=0)
+    database.execute("alter publication shop drop table second")
 
 
 def wait_for_hand_off_request(database: Database, run: RunningIntoMemory, destination: BlockingDestination) -> None:

@@ -11,14 +11,14 @@ from tests.conftest import Database
 from tests.fuzz.fuzzer import fuzz
 from tests.fuzz.generator import Generator
 from tests.integration.catalog_lake import lake_run
+from tests.integration.pyspark_sockets import PYSPARK_SOCKETS
+
+pytestmark = PYSPARK_SOCKETS
 
 
 @pytest.mark.slow
 @pytest.mark.invariant(17)
 @pytest.mark.timeout(900)
-# PySpark leaves the sockets it collects over to the garbage collector.
-@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("seed", range(100, 120))
 def test_random_catalog_statements_leave_the_lake_equal(
     database: Database, spark: SparkSession, tmp_path: Path, seed: int

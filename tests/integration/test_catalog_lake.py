@@ -12,13 +12,9 @@ from tests.fuzz import membership_operations, table_operations
 from tests.fuzz.operation import Stage, setup
 from tests.fuzz.verdict import Moment, perform
 from tests.integration.catalog_lake import lake_run
+from tests.integration.pyspark_sockets import PYSPARK_SOCKETS
 
-# PySpark leaves the sockets it collects over to the garbage collector.
-pytestmark = [
-    pytest.mark.timeout(300),
-    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = PYSPARK_SOCKETS
 
 LISTED = {
     "truncated_and_filled",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -10,17 +11,13 @@ from pyspark.sql import SparkSession
 
 from headwater.testing.binaries import DEFAULT_VERSION
 from headwater.testing.postgres import PostgresServer
-from tests.conftest import Database
+from tests.conftest import Database, fresh_database
 from tests.fuzz.catalog_run import CatalogRun, model_run
 from tests.fuzz.leaf_identities import CASES, judge, setup, table_of
 from tests.integration.catalog_lake import lake_run
+from tests.integration.pyspark_sockets import PYSPARK_SOCKETS
 
-# PySpark leaves the sockets it collects over to the garbage collector.
-pytestmark = [
-    pytest.mark.timeout(300),
-    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = PYSPARK_SOCKETS
 
 
 @pytest.fixture(scope="module")
@@ -41,17 +38,15 @@ def in_the_lake(
     return _judged(server, lambda database: lake_run(database, spark, directory, setup()))
 
 
-def _judged(server: PostgresServer, open: Callable[[Database], object]) -> dict[str, list[str]]:
-    name = server.create_database()
-    try:
-        with server.connect(name) as connection, open(Database(server, name, connection)) as run:  # type: ignore[attr-defined]
-            assert isinstance(run, CatalogRun)
-            return judge(run)
-    finally:
-        server.drop_database(name)
+def _judged(
+    server: PostgresServer, open: Callable[[Database], AbstractContextManager[CatalogRun]]
+) -> dict[str, list[str]]:
+    with fresh_database(server) as database, open(database) as run:
+        return judge(run)
 
 
 @pytest.mark.invariant(13)
+@pytest.mark.xdist_group("in_the_model")
 @pytest.mark.parametrize(("root", "leaf"), CASES)
 def test_the_engine_tells_the_changes_of_leaves_with_any_identity_or_refuses_the_table(
     in_the_model: dict[str, list[str]], root: str, leaf: str
@@ -60,6 +55,7 @@ def test_the_engine_tells_the_changes_of_leaves_with_any_identity_or_refuses_the
 
 
 @pytest.mark.invariant(13)
+@pytest.mark.xdist_group("in_the_lake")
 @pytest.mark.parametrize(("root", "leaf"), CASES)
 def test_a_partitioned_table_is_equal_in_the_lake_or_refused_whatever_identities_its_leaves_have(
     in_the_lake: dict[str, list[str]], root: str, leaf: str

@@ -5,13 +5,14 @@ All operations of a publication share one pipeline, a table or a few for each; `
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import pytest
 
 from headwater.testing.binaries import DEFAULT_VERSION
 from headwater.testing.postgres import PostgresServer
-from tests.conftest import Database
+from tests.conftest import Database, fresh_database
 from tests.fuzz import masked_operations, membership_operations, table_operations
 from tests.fuzz.catalog_run import model_run
 from tests.fuzz.operation import Operation, Stage, setup
@@ -19,9 +20,17 @@ from tests.fuzz.verdict import Moment, Problems, perform
 
 OPERATIONS = (*table_operations.OPERATIONS, *membership_operations.OPERATIONS, *masked_operations.OPERATIONS)
 CASES = [(operation, stage) for operation in OPERATIONS for stage in operation.stages]
-MOMENTS = [pytest.param(moment, id=moment.name.lower()) for moment in Moment]
 
+T = TypeVar("T")
 Judge = Callable[[Stage, Moment], Problems]
+
+
+def case_name(case: tuple[Operation, Stage]) -> str:
+    return f"{case[0].name}-{case[1].name.lower()}"
+
+
+def moment_name(moment: Moment) -> str:
+    return moment.name.lower()
 
 
 @pytest.fixture(scope="module")
@@ -48,19 +57,18 @@ def judge(request: pytest.FixtureRequest, pg_servers: Callable[[int], PostgresSe
 
 
 def _perform(server: PostgresServer, operations: list[Operation], stage: Stage, moment: Moment) -> Problems:
-    name = server.create_database()
-    try:
-        with server.connect(name) as connection:
-            database = Database(server, name, connection)
-            with model_run(database, setup(stage, operations)) as run:
-                return perform(run, operations, moment)
-    finally:
-        server.drop_database(name)
+    with fresh_database(server) as database, model_run(database, setup(stage, operations)) as run:
+        return perform(run, operations, moment)
+
+
+def one_worker_each(values: Iterable[T], name: Callable[[T], str], group: Callable[[T], str]) -> list[Any]:
+    """As parameters of a test. Those of a group run in one worker of pytest-xdist: another would begin a run of its own."""
+    return [pytest.param(value, id=name(value), marks=pytest.mark.xdist_group(group(value))) for value in values]
 
 
 @pytest.mark.invariant(17)
-@pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0].name}-{case[1].name.lower()}")
+@pytest.mark.parametrize("moment", one_worker_each(Moment, moment_name, moment_name))
+@pytest.mark.parametrize("case", one_worker_each(CASES, case_name, lambda case: case[1].name))
 def test_a_table_is_equal_after_an_operation_on_it_and_copied_again_only_for_a_reason(
     judge: Judge, case: tuple[Operation, Stage], moment: Moment
 ) -> None:
@@ -70,7 +78,7 @@ def test_a_table_is_equal_after_an_operation_on_it_and_copied_again_only_for_a_r
 
 
 @pytest.mark.invariant(17)
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("moment", Moment, ids=moment_name)
 @pytest.mark.parametrize("operation", membership_operations.PUBLICATIONS, ids=lambda operation: operation.name)
 def test_all_tables_are_equal_after_an_operation_on_the_publication(
     database: Database, operation: Operation, moment: Moment

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import random
-import socket
-import ssl
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache
 
@@ -19,10 +16,10 @@ from headwater.errors import AuthenticationError
 from headwater.secret import Secret
 from headwater.testing.postgres import PostgresServer
 from headwater.testing.server_files import TRUSTED_SOCKET, ServerTls
-from headwater.wire.messages import SSL_REQUEST
 from headwater.wire.settings import ConnectSettings
 from headwater.wire.tls_config import TlsConfig, TlsMode
 from tests.integration.connection_kinds import Ask, by_psycopg, by_wire, each_connection_kind
+from tests.integration.tls_relay import tls_relay
 
 WHO = "select current_user::text"
 # getaddrinfo takes it for 127.0.0.1, and we don't know it for loopback: as good as a host elsewhere.
@@ -181,41 +178,9 @@ def test_other_methods_need_no_tls_because_they_do_not_send_the_password(
 def test_scram_notices_who_terminates_tls_on_the_way(server: PostgresServer, ask: Ask) -> None:
     settings = replace(set_password(server, "scram-sha-256", "bound"), tls=TlsConfig(mode=TlsMode.REQUIRE))
     assert ask(settings, WHO) == settings.username
-    with terminating_tls(server.port) as port, pytest.raises(AuthenticationError, match="does not end at") as caught:
+    with tls_relay(server.port) as port, pytest.raises(AuthenticationError, match="does not end at") as caught:
         ask(replace(settings, port=port), WHO)
     assert "verify-full" in caught.value.hint
-
-
-@contextmanager
-def terminating_tls(server_port: int) -> Iterator[int]:
-    """One connection through somebody who shows a certificate of his own, and passes on what he reads."""
-    shown = trustme.CA().issue_cert("localhost")
-    to_client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    shown.configure_cert(to_client)
-    to_server = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    to_server.check_hostname, to_server.verify_mode = False, ssl.CERT_NONE
-
-    def between() -> None:
-        with suppress(OSError), ExitStack() as stack:
-            client = stack.enter_context(listener.accept()[0])
-            assert client.recv(8) == SSL_REQUEST
-            client.sendall(b"S")
-            client = stack.enter_context(to_client.wrap_socket(client, server_side=True))
-            server = stack.enter_context(socket.create_connection(("127.0.0.1", server_port)))
-            server.sendall(SSL_REQUEST)
-            assert server.recv(1) == b"S"
-            server = stack.enter_context(to_server.wrap_socket(server))
-            # A conversation in turns: each side speaks and then waits for the other.
-            while said := client.recv(65536):
-                server.sendall(said)
-                client.sendall(server.recv(65536))
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=between)
-        thread.start()
-        yield listener.getsockname()[1]
-        thread.join(10)
-        assert not thread.is_alive()
 
 
 @pytest.mark.promise("SCRAM, md5 and cleartext, and no password in clear text where others read it")

@@ -32,7 +32,7 @@ from headwater.testing.server_files import TRUSTED_SOCKET, ServerTls
 from headwater.wire.settings import ConnectSettings
 from headwater.wire.tls import with_contents
 from headwater.wire.tls_config import TlsMode
-from tests.conftest import Database
+from tests.conftest import fresh_database
 from tests.integration.connection_kinds import Ask, each_connection_kind
 from tests.integration.memory_tables import MemoryTables
 from tests.integration.running_pipeline import running
@@ -296,37 +296,33 @@ def test_a_whole_pipeline_runs_with_a_client_certificate_over_a_list_of_hosts(
     }.items():
         (tmp_path / name).touch(0o600)
         (tmp_path / name).write_text(text)
-    name = server.create_database()
-    connection = PgConnectionConfig(
-        host=f"no-such-host.invalid,localhost:{server.port}",
-        name=name,
-        username="by_cert",
-        tls=TlsConfig(
-            mode=TlsMode.VERIFY_FULL,
-            trusted_root_certs=str(tmp_path / "roots"),
-            client_cert=str(tmp_path / "crt"),
-            client_key=Secret(str(tmp_path / "key")),
-        ),
-    )
-    try:
-        with server.connect(name) as session:
-            session.execute(
-                f"grant create on database {name} to by_cert; create table t (id int primary key, v text);"
-                "insert into t select i, 'copied' from generate_series(1, 100) i; create publication shop for table t;"
-                "grant select on t to by_cert"
-            )
-            database, destination = Database(server, name, session), MemoryTables()
-            for turn in range(2):
-                store = PostgresStore(connection.connect_settings(), 1)
-                with running(database, destination, store, pg_connection=connection) as run:
-                    run.wait_states("ready", 1)
-                    session.execute("update t set v = v || %s where id <= 10", [str(turn)])
-                    run.wait_caught_up()
-                    run.assert_equal("t")
-                    run.stop()
-            assert destination.copies == ["t"]
-    finally:
-        server.drop_database(name)
+    with fresh_database(server) as database:
+        connection = PgConnectionConfig(
+            host=f"no-such-host.invalid,localhost:{server.port}",
+            name=database.name,
+            username="by_cert",
+            tls=TlsConfig(
+                mode=TlsMode.VERIFY_FULL,
+                trusted_root_certs=str(tmp_path / "roots"),
+                client_cert=str(tmp_path / "crt"),
+                client_key=Secret(str(tmp_path / "key")),
+            ),
+        )
+        database.execute(
+            f"grant create on database {database.name} to by_cert; create table t (id int primary key, v text);"
+            "insert into t select i, 'copied' from generate_series(1, 100) i; create publication shop for table t;"
+            "grant select on t to by_cert"
+        )
+        destination = MemoryTables()
+        for turn in range(2):
+            store = PostgresStore(connection.connect_settings(), 1)
+            with running(database, destination, store, pg_connection=connection) as run:
+                run.wait_states("ready", 1)
+                database.execute("update t set v = v || %s where id <= 10", [str(turn)])
+                run.wait_caught_up()
+                run.assert_equal("t")
+                run.stop()
+        assert destination.copies == ["t"]
 
 
 class _Sent(Exception):

@@ -14,6 +14,7 @@ from headwater.store.memory import MemoryStore
 from tests.background_writes import writing_by
 from tests.conftest import Database
 from tests.file_destination import CounterChanges, FileDestination
+from tests.integration.counter_tables import create_counter_tables
 from tests.integration.memory_tables import MemoryTables
 from tests.integration.running_pipeline import config, running, running_pipeline
 
@@ -22,13 +23,7 @@ TABLES = ("orders", "items")
 
 @pytest.fixture
 def shop(database: Database) -> Database:
-    database.execute(
-        """
-        create table orders(id int primary key, counter int not null);
-        create table items(id int primary key, counter int not null);
-        create publication shop for table orders, items;
-        """
-    )
+    create_counter_tables(database, orders=0, items=0)
     return database
 
 

@@ -4,8 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -18,17 +16,10 @@ from headwater.errors import HeadwaterError
 from headwater.secret import Secret
 from headwater.testing import runtime
 from headwater.testing.binaries import PINNED
+from headwater.testing.compare import wait_until
 from headwater.testing.postgres import PostgresServer, _free_port
 from headwater.testing.server_files import ServerTls
 from headwater.wire.tls_config import TlsConfig, TlsMode
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 20) -> None:
-    """For what other processes do, and tell nobody."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.01)
 
 
 def is_running(pid: int) -> bool:
@@ -187,6 +178,7 @@ def test_a_port_that_is_in_use_is_replaced_by_another(
 
 PARENT = """
 import sys, time
+from headwater.testing.compare import wait_until
 from headwater.testing.postgres import PostgresServer
 server = PostgresServer.start()
 print(server.pid, server.data_directory.parent, flush=True)
@@ -214,6 +206,7 @@ def test_the_server_ends_with_its_parent_however_that_dies(death: signal.Signals
 
 FORKING_PARENT = """
 import os, sys, time
+from headwater.testing.compare import wait_until
 from headwater.testing.postgres import PostgresServer
 server = PostgresServer.start()
 child = os.fork()
@@ -253,6 +246,7 @@ def test_what_a_crash_of_the_machine_left_is_swept_at_the_next_start() -> None:
 
 
 STARTER = """
+from headwater.testing.compare import wait_until
 from headwater.testing.postgres import PostgresServer
 with PostgresServer.start() as server, server.connect() as connection:
     print(*connection.execute("select 1").fetchone())

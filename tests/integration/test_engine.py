@@ -219,7 +219,7 @@ def test_invariant_8_the_connection_is_answered_while_the_destination_writes() -
 
             run.destination.before_events = block
             shop.execute("insert into orders select generate_series(1, 10)")
-            assert begun.wait(10)
+            assert begun.wait(60)
             # Three timeouts long; a client that says nothing loses its walsender after one.
             time.sleep(4.5)
             release.set()

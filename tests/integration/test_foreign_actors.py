@@ -15,17 +15,13 @@ from headwater.schema.table import TableName
 from headwater.testing.compare import compare_table
 from headwater.testing.lake_rows import open_lake
 from headwater.testing.postgres import PostgresServer
-from tests.conftest import Database
+from tests.conftest import Database, fresh_database
 from tests.integration.catalog_lake import LakeRun, lake_run
 from tests.integration.lake_pipeline import EXTENSIONS
+from tests.integration.pyspark_sockets import PYSPARK_SOCKETS
 from tests.integration.run_after_call import run_after_call
 
-# PySpark leaves the sockets it collects over to the garbage collector.
-pytestmark = [
-    pytest.mark.timeout(300),
-    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = PYSPARK_SOCKETS
 
 ORDERS, ITEMS = TableName("public", "orders"), TableName("public", "items")
 SHOP = [
@@ -216,22 +212,15 @@ def test_a_second_source_with_the_same_pipeline_id_and_warehouse_replaces_no_row
 
 def _second(server: PostgresServer, spark: SparkSession, directory: Path) -> None:
     """The same names with other rows, and a table that the first source lacks, which may be mirrored."""
-    name = server.create_database()
-    try:
-        with server.connect(name) as connection:
-            statements = [statement.replace("i, i,", "i, -i,") for statement in SHOP]
-            own = (
-                "create table own(id int primary key); insert into own values (1); alter publication shop add table own"
-            )
-            with lake_run(Database(server, name, connection), spark, directory, [*statements, own]) as run:
-                run.start()
-                run.wait_settled()
-                run.execute("insert into own values (2); update orders set n = 7 where id = 5")
-                run.barrier()
-                failures = run.failures()
-                assert {ORDERS, ITEMS} == failures.keys()
-                assert all(state.solution for state in failures.values())
-                assert run.differences().keys() == failures.keys()
-                run.stop()
-    finally:
-        server.drop_database(name)
+    statements = [statement.replace("i, i,", "i, -i,") for statement in SHOP]
+    own = "create table own(id int primary key); insert into own values (1); alter publication shop add table own"
+    with fresh_database(server) as database, lake_run(database, spark, directory, [*statements, own]) as run:
+        run.start()
+        run.wait_settled()
+        run.execute("insert into own values (2); update orders set n = 7 where id = 5")
+        run.barrier()
+        failures = run.failures()
+        assert {ORDERS, ITEMS} == failures.keys()
+        assert all(state.solution for state in failures.values())
+        assert run.differences().keys() == failures.keys()
+        run.stop()

@@ -25,17 +25,14 @@ from headwater.testing.compare import compare_table, wait_until
 from headwater.testing.lake_rows import open_lake
 from tests.conftest import Database
 from tests.integration.memory_tables import MemoryTables
+from tests.integration.pyspark_sockets import PYSPARK_SOCKETS
 from tests.integration.running_pipeline import RunningIntoMemory, config, running, sync_slot
 from tests.integration.small_tables import BlockingCopyDestination, make_tables, writing
 
 SLOT = apply_slot_name(1)
 TABLES = 8
 
-# PySpark leaves the sockets of its answers to the garbage collector.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = PYSPARK_SOCKETS
 
 
 def oid(database: Database, name: str) -> TableId:

@@ -53,13 +53,9 @@ from tests.integration.lake_destination import (
     truncate,
     update,
 )
+from tests.integration.pyspark_sockets import PYSPARK_SOCKETS
 
-# PySpark leaves the sockets it collects over to the garbage collector.
-pytestmark = [
-    pytest.mark.timeout(300),
-    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = PYSPARK_SOCKETS
 
 
 @pytest.mark.promise("a promoted standby that lacks the slot, or what the lake has, is an error")

@@ -10,13 +10,9 @@ import pytest
 from headwater.destinations.iceberg.said import translated
 from headwater.errors import HeadwaterError
 from tests.integration.lake_destination import ID_V, Lake, table_schema
+from tests.integration.pyspark_sockets import PYSPARK_SOCKETS
 
-# PySpark leaves the sockets it collects over to the garbage collector.
-pytestmark = [
-    pytest.mark.timeout(300),
-    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = PYSPARK_SOCKETS
 
 SECRET = "4711471147"
 

@@ -10,13 +10,9 @@ from headwater.destinations.iceberg.table import STAGING, WATERMARK_TAG
 from headwater.errors import WatermarkError
 from headwater.schema.table import ReplicaIdentity, ReplicatedTableSchema
 from tests.integration.lake_destination import ID_V, Lake, change_run, insert, table_schema, truncate, update
+from tests.integration.pyspark_sockets import PYSPARK_SOCKETS
 
-# PySpark leaves the sockets it collects over to the garbage collector.
-pytestmark = [
-    pytest.mark.timeout(300),
-    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = PYSPARK_SOCKETS
 
 REWRITE = "rewrite_data_files", "options => map('rewrite-all', 'true')"
 MANIFESTS = "rewrite_manifests", "use_caching => false"

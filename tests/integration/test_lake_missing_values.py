@@ -21,14 +21,9 @@ from headwater.schema.table import ReplicatedTableSchema
 from headwater.testing.lake_rows import open_lake
 from tests.conftest import Database
 from tests.integration.lake_pipeline import RunningIntoLake, running_into_lake
+from tests.integration.pyspark_sockets import PYSPARK_SOCKETS
 
-# PySpark leaves the sockets it collects over to the garbage collector.
-pytestmark = [
-    pytest.mark.timeout(300),
-    pytest.mark.invariant(12),
-    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = [*PYSPARK_SOCKETS, pytest.mark.invariant(12)]
 
 MOVES = {
     "moved": "update notes set id = 1002 where id = 2",

@@ -14,13 +14,9 @@ from headwater.store.postgres import PostgresStore
 from tests.commands import headwater, write_settings
 from tests.conftest import Database
 from tests.integration.lake_pipeline import running_into_lake
+from tests.integration.pyspark_sockets import PYSPARK_SOCKETS
 
-# PySpark leaves the sockets it collects over to the garbage collector.
-pytestmark = [
-    pytest.mark.timeout(300),
-    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = PYSPARK_SOCKETS
 
 PUBLICATION = 'Ünser "Pub", it\'s `the` $one'
 LONG = "Ä" * 30 + "x"

@@ -14,16 +14,12 @@ from headwater.schema.table import ReplicatedTableSchema, TableId, TableName
 from headwater.store.memory import MemoryStore
 from headwater.store.postgres import PostgresStore
 from tests.commands import headwater, write_settings
-from tests.conftest import Database
+from tests.conftest import Database, fresh_database
 from tests.integration.lake_destination import ID_V, Lake, change_run, table_schema, update
 from tests.integration.lake_pipeline import RunningIntoLake, running_into_lake
+from tests.integration.pyspark_sockets import PYSPARK_SOCKETS
 
-# PySpark leaves the sockets it collects over to the garbage collector.
-pytestmark = [
-    pytest.mark.timeout(300),
-    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = PYSPARK_SOCKETS
 
 
 def named(schema: ReplicatedTableSchema, name: TableName) -> ReplicatedTableSchema:
@@ -118,27 +114,22 @@ def test_a_watermark_says_of_which_table_timeline_and_run_it_is_and_one_of_a_new
 def test_a_second_database_is_refused_by_the_pipeline_and_resync_with_take_over_lets_it_in(
     database: Database, spark: SparkSession, tmp_path: Path
 ) -> None:
-    server, shop = database.server, "create table t(id int primary key, v text); create publication shop for table t;"
+    shop = "create table t(id int primary key, v text); create publication shop for table t;"
     database.execute(shop + "insert into t values (1, 'first')")
     with running_into_lake(database, spark, tmp_path) as run:
         run.wait_ready(1)
         run.stop()
     # Names of slots are the cluster's.
     database.execute("select pg_drop_replication_slot(slot_name) from pg_replication_slots where not active")
-    name = server.create_database()
-    try:
-        with server.connect(name) as connection:
-            second = Database(server, name, connection)
-            second.execute(shop + "insert into t values (1, 'second')")
-            file = write_settings(second, tmp_path)
-            with running_into_lake(second, spark, tmp_path, PostgresStore(second.settings, 1)) as run:
-                run.wait_states("errored", 1, 120)
-                RunningIntoLake(database, run.pipeline, run.warehouse, run.session).assert_equal("t")
-                headwater("resync", file, "--take-over", "public.t")
-                run.wait_ready(1)
-                second.execute("update t set v = 'changed'")
-                run.wait_caught_up()
-                run.assert_equal("t")
-                run.stop()
-    finally:
-        server.drop_database(name)
+    with fresh_database(database.server) as second:
+        second.execute(shop + "insert into t values (1, 'second')")
+        file = write_settings(second, tmp_path)
+        with running_into_lake(second, spark, tmp_path, PostgresStore(second.settings, 1)) as run:
+            run.wait_states("errored", 1, 120)
+            RunningIntoLake(database, run.pipeline, run.warehouse, run.session).assert_equal("t")
+            headwater("resync", file, "--take-over", "public.t")
+            run.wait_ready(1)
+            second.execute("update t set v = 'changed'")
+            run.wait_caught_up()
+            run.assert_equal("t")
+            run.stop()

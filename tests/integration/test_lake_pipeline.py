@@ -18,13 +18,9 @@ from headwater.states import Phase
 from headwater.store.memory import MemoryStore
 from tests.conftest import Database
 from tests.integration.lake_pipeline import running_into_lake
+from tests.integration.pyspark_sockets import PYSPARK_SOCKETS
 
-# PySpark leaves the sockets it collects over to the garbage collector.
-pytestmark = [
-    pytest.mark.timeout(300),
-    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = PYSPARK_SOCKETS
 
 IDENTITIES = """
 create table by_default(id int primary key, n int, big text);

@@ -11,14 +11,10 @@ from pyspark.sql import SparkSession
 from headwater.destinations.iceberg import parts
 from tests.conftest import Database
 from tests.integration.lake_pipeline import running_into_lake
+from tests.integration.pyspark_sockets import PYSPARK_SOCKETS
 from tests.pipeline_process import pipeline_process
 
-# PySpark leaves the sockets it collects over to the garbage collector.
-pytestmark = [
-    pytest.mark.timeout(600),
-    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = [*PYSPARK_SOCKETS, pytest.mark.timeout(600)]
 
 MIB = 1 << 20
 

@@ -21,6 +21,7 @@ from headwater.errors import DestinationError, DestinationUnavailable
 from headwater.secret import Secret
 from headwater.spark.errors import translate
 from tests.conftest import Database
+from tests.integration.counter_tables import create_counter_tables
 from tests.integration.lake_pipeline import RunningIntoLake, running_into_lake
 
 # A Spark job that fails leaves the socket open that its rows would have come through; Python says so when it is collected.
@@ -34,15 +35,7 @@ ATTEMPTS = 4
 def shop(database: Database, monkeypatch: pytest.MonkeyPatch) -> Database:
     monkeypatch.setattr(retry, "FIRST_SECONDS", 0.05)
     monkeypatch.setattr(retry, "MOST_SECONDS", 0.2)
-    database.execute(
-        """
-        create table orders(id int primary key, counter int not null);
-        insert into orders select i, 1 from generate_series(1, 100) i;
-        create table items(id int primary key, counter int not null);
-        insert into items select i, 1 from generate_series(1, 10) i;
-        create publication shop for table orders, items;
-        """
-    )
+    create_counter_tables(database, orders=100, items=10)
     return database
 
 

@@ -28,6 +28,7 @@ from headwater.testing.compare import confirmed_position, flush_position
 from headwater.wire.pgoutput import PgOutputDecoder
 from headwater.wire.spool import MemoryBudget, Spool
 from tests.conftest import Database
+from tests.integration.counter_tables import create_counter_tables
 from tests.integration.memory_tables import MemoryTables
 from tests.integration.running_pipeline import running
 
@@ -36,15 +37,7 @@ SLOT = apply_slot_name(1)
 
 @pytest.fixture
 def shop(database: Database) -> Database:
-    database.execute(
-        """
-        create table orders(id int primary key, counter int not null);
-        insert into orders select i, 1 from generate_series(1, 100) i;
-        create table items(id int primary key, counter int not null);
-        insert into items select i, 1 from generate_series(1, 100) i;
-        create publication shop for table orders, items;
-        """
-    )
+    create_counter_tables(database, orders=100, items=100)
     return database
 
 
@@ -429,7 +422,7 @@ def test_nothing_behind_a_batch_that_failed_is_recorded_when_the_pipeline_stops(
         run.wait_for(lambda: watched_decoder.newest.has_transactions)
         destination.late = False
         destination.kept.pop()[1].failed(DestinationUnavailable("away", hint="Wait."))
-        assert run.pipeline.progress.wait_for(lambda now: (now.waiting or "").startswith("writing a batch failed"), 10)
+        assert run.pipeline.progress.wait_for(lambda now: (now.waiting or "").startswith("writing a batch failed"), 60)
         run.stop()
     with running(shop, destination, store) as run:
         run.wait_caught_up()

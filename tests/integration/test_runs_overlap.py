@@ -19,6 +19,7 @@ from headwater.store.memory import MemoryStore
 from headwater.store.postgres import PostgresStore
 from headwater.testing.compare import confirmed_position, flush_position, wait_until
 from tests.conftest import Database
+from tests.integration.counter_tables import create_counter_tables
 from tests.integration.memory_tables import MemoryTables
 from tests.integration.running_pipeline import RunningIntoMemory, config, running
 
@@ -31,14 +32,7 @@ LOCKS = """
 
 @pytest.fixture
 def shop(database: Database) -> Database:
-    database.execute(
-        """
-        create table orders(id int primary key, counter int not null);
-        insert into orders select i, 1 from generate_series(1, 100) i;
-        create table items(id int primary key, counter int not null);
-        create publication shop for table orders, items;
-        """
-    )
+    create_counter_tables(database, orders=100, items=0)
     return database
 
 

@@ -76,7 +76,7 @@ def at_one_port(**targets: int | None) -> Iterator[int]:
         finally:
             stop.set()
             for thread in threads:
-                thread.join(10)
+                thread.join(60)
             assert not any(thread.is_alive() for thread in threads)
 
 
@@ -95,7 +95,7 @@ def _pass_on(listener: socket.socket, target: int, stop: threading.Event) -> Non
                     threads.append(threading.Thread(target=_pump, args=(source, sink)))
                     threads[-1].start()
         for thread in threads:
-            thread.join(10)
+            thread.join(60)
 
 
 def _pump(source: socket.socket, sink: socket.socket) -> None:

@@ -24,7 +24,7 @@ def test_a_clock_that_was_set_back_by_a_day_does_not_put_off_a_retry_by_a_day(da
     state = errored(DestinationError("no"), attempts=1, next_retry=tomorrow)
     database.execute("update headwater.table_states set state = %s", [json.dumps(state_to_json(state))])
     with running(database, destination, PostgresStore(database.settings, 1)) as run:
-        run.wait_states("ready", 1, timeout=20)
+        run.wait_states("ready", 1)
         database.execute("update orders set n = 0")
         run.wait_caught_up()
         run.assert_equal("orders")

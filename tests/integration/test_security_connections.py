@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import socket
-import ssl
 import struct
-import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -20,11 +16,12 @@ from headwater.errors import AuthenticationError
 from headwater.secret import Secret
 from headwater.testing.postgres import PostgresServer
 from headwater.testing.server_files import TRUSTED_SOCKET, ServerTls
-from headwater.wire.messages import SSL_REQUEST, frame
+from headwater.wire.messages import frame
 from headwater.wire.settings import ConnectSettings
 from headwater.wire.tls_config import TlsConfig, TlsMode
 from tests.integration.certificates import server_context, without_hash
 from tests.integration.connection_kinds import Ask, each_connection_kind
+from tests.integration.tls_relay import tls_relay
 
 WHO = "select current_user::text"
 # getaddrinfo takes it for 127.0.0.1, and we don't know it for loopback: as good as a host elsewhere.
@@ -153,46 +150,15 @@ def test_a_stranger_between_who_shows_a_certificate_of_any_kind_gets_no_session(
 ) -> None:
     settings = settings_of(server, "by_scram", TlsConfig(mode=TlsMode.REQUIRE), "localhost")
     assert ask(settings, WHO) == "by_scram"
-    with between(server.port, kind, strips) as port, pytest.raises(AuthenticationError) as caught:
+    shown = None if kind is None else server_context(without_hash(kind))
+    relay = tls_relay(server.port, shown, without_channel_binding) if strips else tls_relay(server.port, shown)
+    with relay as port, pytest.raises(AuthenticationError) as caught:
         ask(replace(settings, port=port), WHO)
     assert "verify-full" in caught.value.hint
     assert PASSWORD not in str(caught.value)
 
 
-@contextmanager
-def between(
-    server_port: int, kind: type[Ed25519PrivateKey] | type[Ed448PrivateKey] | None, strips: bool
-) -> Iterator[int]:
-    """One connection through somebody who terminates TLS and passes on what he reads, but perhaps for one offer."""
-    if kind is None:
-        to_client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        trustme.CA().issue_cert("localhost").configure_cert(to_client)
-    else:
-        to_client = server_context(without_hash(kind))
-    to_server = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    to_server.check_hostname, to_server.verify_mode = False, ssl.CERT_NONE
+def without_channel_binding(answer: bytes) -> bytes:
+    """The server's offer of SCRAM-SHA-256-PLUS taken away."""
     whole = frame(b"R", struct.pack("!i", 10) + b"SCRAM-SHA-256-PLUS\0SCRAM-SHA-256\0\0")
-    less = frame(b"R", struct.pack("!i", 10) + b"SCRAM-SHA-256\0\0")
-
-    def relay() -> None:
-        with suppress(OSError), ExitStack() as stack:
-            client = stack.enter_context(listener.accept()[0])
-            assert client.recv(8) == SSL_REQUEST
-            client.sendall(b"S")
-            client = stack.enter_context(to_client.wrap_socket(client, server_side=True))
-            there = stack.enter_context(socket.create_connection(("127.0.0.1", server_port)))
-            there.sendall(SSL_REQUEST)
-            assert there.recv(1) == b"S"
-            there = stack.enter_context(to_server.wrap_socket(there))
-            # A conversation in turns: each side speaks and then waits for the other.
-            while said := client.recv(65536):
-                there.sendall(said)
-                answer = there.recv(65536)
-                client.sendall(answer.replace(whole, less) if strips else answer)
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=relay)
-        thread.start()
-        yield listener.getsockname()[1]
-        thread.join(10)
-        assert not thread.is_alive()
+    return answer.replace(whole, frame(b"R", struct.pack("!i", 10) + b"SCRAM-SHA-256\0\0"))

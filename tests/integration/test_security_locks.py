@@ -29,7 +29,7 @@ from headwater.source.session import connect
 from headwater.source.table_lock import TableLock, TablesTaken, table_lock
 from headwater.testing.compare import wait_until
 from headwater.testing.postgres import PostgresServer
-from tests.conftest import Database
+from tests.conftest import Database, fresh_database
 from tests.integration.memory_tables import MemoryTables
 from tests.integration.running_pipeline import running
 
@@ -65,12 +65,8 @@ def small_server() -> Iterator[PostgresServer]:
 
 @pytest.fixture
 def small(small_server: PostgresServer) -> Iterator[Database]:
-    name = small_server.create_database()
-    try:
-        with small_server.connect(name) as connection:
-            yield Database(small_server, name, connection)
-    finally:
-        small_server.drop_database(name)
+    with fresh_database(small_server) as made:
+        yield made
 
 
 @contextmanager
@@ -141,10 +137,8 @@ def test_small_roots_with_many_leaves_each_are_copied_and_followed(small: Databa
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("roots", "leaf_count"), [(1, 10_000), (50, 200)])
 def test_ten_thousand_leaves_on_a_server_with_default_limits(roots: int, leaf_count: int) -> None:
-    with PostgresServer.start() as server:
-        name = server.create_database()
-        with server.connect(name) as connection:
-            copy_and_follow(Database(server, name, connection), roots, leaf_count, 500)
+    with PostgresServer.start() as server, fresh_database(server) as database:
+        copy_and_follow(database, roots, leaf_count, 500)
 
 
 def test_a_lock_within_the_bound_takes_the_leaves_and_one_beyond_it_the_partitioned_tables(small: Database) -> None:

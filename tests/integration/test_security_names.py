@@ -30,13 +30,9 @@ from headwater.testing.lake_rows import open_lake
 from tests.conftest import Database
 from tests.integration.lake_destination import ID_V, Lake, change_run, delete, insert, table_schema, truncate, update
 from tests.integration.lake_pipeline import running_into_lake
+from tests.integration.pyspark_sockets import PYSPARK_SOCKETS
 
-# PySpark leaves the sockets it collects over to the garbage collector.
-pytestmark = [
-    pytest.mark.timeout(300),
-    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = PYSPARK_SOCKETS
 
 NAMES = {
     "a variable": "sh${x}op",

@@ -29,6 +29,7 @@ from headwater.wire.patience import ServerSilent
 from headwater.wire.settings import ConnectSettings
 from tests.commands import headwater, write_settings
 from tests.conftest import Database
+from tests.integration.counter_tables import create_counter_tables
 from tests.integration.memory_tables import MemoryTables
 from tests.integration.running_pipeline import RunningIntoMemory, config, running
 from tests.integration.silent_proxy import SilentProxy, silent_proxy
@@ -41,15 +42,7 @@ BOUND_SECONDS = 60
 
 @pytest.fixture
 def shop(database: Database) -> Database:
-    database.execute(
-        """
-        create table orders(id int primary key, counter int not null);
-        insert into orders select i, 1 from generate_series(1, 1000) i;
-        create table items(id int primary key, counter int not null);
-        insert into items select i, 1 from generate_series(1, 10) i;
-        create publication shop for table orders, items;
-        """
-    )
+    create_counter_tables(database, orders=1000, items=10)
     # The stream's bound is the longer of the two.
     database.execute(f'alter database "{database.name}" set wal_sender_timeout = {ANSWER_MS}')
     return database
@@ -259,7 +252,7 @@ def test_a_stop_during_a_start_ends_it_without_an_error(shop: Database, proxy: S
     pipeline.shutdown()
     starting.join(BOUND_SECONDS)
     assert not starting.is_alive()
-    assert pipeline.wait(1)
+    assert pipeline.wait(BOUND_SECONDS)
 
 
 def test_a_slot_that_waits_for_an_open_transaction_is_waited_for_and_a_stop_ends_that(shop: Database) -> None:

@@ -15,13 +15,9 @@ from pyspark.sql import SparkSession
 from headwater.events import UNCHANGED
 from headwater.schema.table import ReplicatedTableSchema
 from tests.integration.lake_destination import Lake, change_run, delete, insert, table_schema, update
+from tests.integration.pyspark_sockets import PYSPARK_SOCKETS
 
-# PySpark leaves the sockets it collects over to the garbage collector.
-pytestmark = [
-    pytest.mark.timeout(300),
-    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = PYSPARK_SOCKETS
 
 NARROW, WIDE = 5, 60
 BIGINT, TEXT = 20, 25

@@ -54,7 +54,7 @@ def test_a_lock_is_waited_for_a_little(database: Any) -> None:
     first.acquire()
     timer = threading.Timer(0.3, first.release)
     timer.start()
-    second.acquire(wait_seconds=20)
+    second.acquire(wait_seconds=60)
     second.check()
     second.release()
     timer.join()

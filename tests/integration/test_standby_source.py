@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import psycopg
 import pyarrow as pa
 import pytest
 
@@ -24,7 +25,8 @@ from headwater.source.slots import apply_slot_name
 from headwater.store.postgres import PostgresStore
 from headwater.testing.compare import confirmed_position, flush_position
 from headwater.testing.postgres import PostgresServer
-from headwater.testing.standby import log_standby_snapshot, promote, standby_of, wait_replayed
+from headwater.testing.standby import promote, standby_of, wait_replayed
+from tests.background_writes import writing_by
 from tests.conftest import Database
 from tests.integration.memory_tables import MemoryTables
 from tests.integration.running_pipeline import RunningIntoMemory, running
@@ -67,19 +69,12 @@ class Pair:
     @contextmanager
     def busy(self) -> Iterator[None]:
         """The primary logs its running transactions often, as a busy one does every 15 s: slots wait for that."""
-        stop = threading.Event()
 
-        def log() -> None:
-            while not stop.wait(0.1):
-                log_standby_snapshot(self.primary.server)
+        def log(connection: psycopg.Connection[tuple[Any, ...]], turn: int) -> None:
+            connection.execute("select pg_log_standby_snapshot()")
 
-        thread = threading.Thread(target=log)
-        thread.start()
-        try:
+        with writing_by(self.primary, log, pace_seconds=0.1):
             yield
-        finally:
-            stop.set()
-            thread.join()
 
 
 @contextmanager
@@ -96,25 +91,14 @@ def pair(version: int, **standby_settings: str) -> Iterator[Pair]:
 
 @contextmanager
 def writing(shop: Database) -> Iterator[None]:
-    stop = threading.Event()
+    def change(connection: psycopg.Connection[tuple[Any, ...]], turn: int) -> None:
+        table = ("orders", "items")[turn % 2]
+        connection.execute(f"update {table} set counter = counter + 1 where id % 97 = {turn % 97}".encode())
+        connection.execute(f"insert into {table} values ({10_000 + turn}, {turn})".encode())
+        connection.execute(f"delete from {table} where id = {10_000 + turn - 20}".encode())
 
-    def write() -> None:
-        number = 0
-        with shop.connect() as connection:
-            while not stop.is_set():
-                number += 1
-                table = ("orders", "items")[number % 2]
-                connection.execute(f"update {table} set counter = counter + 1 where id % 97 = {number % 97}".encode())
-                connection.execute(f"insert into {table} values ({10_000 + number}, {number})".encode())
-                connection.execute(f"delete from {table} where id = {10_000 + number - 20}".encode())
-
-    thread = threading.Thread(target=write)
-    thread.start()
-    try:
+    with writing_by(shop, change):
         yield
-    finally:
-        stop.set()
-        thread.join()
 
 
 @pytest.mark.promise("a standby as the source")

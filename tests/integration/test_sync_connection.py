@@ -40,6 +40,13 @@ def end_session_for_all_to_see(
     run.wait_for(lambda: "following the slot of the copy" in caplog.text)
 
 
+def wait_equal(run: RunningIntoMemory) -> None:
+    """Both tables are handed over, and what was written by now is in the destination."""
+    run.wait_states("ready", 2)
+    run.wait_caught_up()
+    run.assert_equal("first", "second")
+
+
 def second_slot(database: Database) -> str:
     return sync_slot(database, database.value("select 'second'::regclass::oid::bigint"))
 
@@ -91,9 +98,7 @@ def test_a_connection_lost_while_a_copy_is_followed_costs_no_copy(database: Data
         database.execute("insert into second values (0, 1)")
         end_session(database, run, second_slot(database))
         destination.allow("second", 100)
-        run.wait_states("ready", 2)
-        run.wait_caught_up()
-        run.assert_equal("first", "second")
+        wait_equal(run)
         assert destination.copies == ["first", "second"]
 
 
@@ -107,9 +112,7 @@ def test_a_connection_lost_while_the_hand_off_is_waited_for_costs_no_copy(
         wait_for_hand_off_request(database, run, destination)
         end_session_for_all_to_see(database, run, second_slot(database), caplog)
         destination.allow("first", 100)
-        run.wait_states("ready", 2)
-        run.wait_caught_up()
-        run.assert_equal("first", "second")
+        wait_equal(run)
         assert destination.copies == ["first", "second"]
 
 
@@ -125,9 +128,7 @@ def test_a_slot_dropped_while_a_copy_is_followed_begins_the_copy_again(database:
         database.execute("insert into second values (0, 1)")
         destination.allow("second", 100)
         run.wait_for(lambda: destination.copies == ["first", "second", "second"])
-        run.wait_states("ready", 2)
-        run.wait_caught_up()
-        run.assert_equal("first", "second")
+        wait_equal(run)
 
 
 @pytest.mark.promise("catching up that fails does not stop the apply worker")
@@ -150,9 +151,7 @@ def test_a_worker_that_cannot_connect_again_or_loses_each_connection_does_not_ho
             run.wait_for(lambda: run.states()["public.second"] == "init")
             database.execute("insert into first values (3, 1)")
             run.wait_for(lambda: 3 in destination.tables["first"])
-        run.wait_states("ready", 2)
-        run.wait_caught_up()
-        run.assert_equal("first", "second")
+        wait_equal(run)
 
 
 class Unreachable:
@@ -192,9 +191,7 @@ def test_a_worker_that_waits_to_connect_again_connects_as_soon_as_it_is_waited_f
         wait_for_hand_off_request(database, run, destination)
         end_session_for_all_to_see(database, run, second_slot(database), caplog)
         destination.allow("first", 100)
-        run.wait_states("ready", 2)
-        run.wait_caught_up()
-        run.assert_equal("first", "second")
+        wait_equal(run)
         assert destination.copies == ["first", "second"]
 
 
@@ -217,9 +214,7 @@ def test_a_slot_that_a_lost_session_still_holds_is_no_error_of_the_table(
             destination.allow("first", 100)
             run.wait_for(lambda: run.states()["public.second"] in ("init", "errored"))
             assert run.states()["public.second"] == "init"
-        run.wait_states("ready", 2)
-        run.wait_caught_up()
-        run.assert_equal("first", "second")
+        wait_equal(run)
 
 
 @pytest.mark.promise("catching up that fails does not stop the apply worker")

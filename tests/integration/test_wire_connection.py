@@ -26,12 +26,14 @@ from headwater.errors import (
 )
 from headwater.lsn import EndLsn
 from headwater.secret import Secret
+from headwater.testing.compare import wait_until
 from headwater.testing.postgres import PostgresServer
 from headwater.testing.server_files import ServerTls
 from headwater.wire.chunks import Chunk
 from headwater.wire.connection import WireConnection
 from headwater.wire.settings import ConnectSettings
 from headwater.wire.tls_config import TlsConfig, TlsMode
+from tests.conftest import fresh_database
 
 pytestmark = pytest.mark.versions
 
@@ -89,16 +91,6 @@ def read_until(stream: Any, wanted: bytes, seconds: float = 10) -> bytes:
         if (chunk := stream.read(0.5)) is not None:
             received += chunk.data.tobytes()
     return received
-
-
-def wait_for(condition: Any, tick: Any = None, seconds: float = 10) -> None:
-    """Until what the server shows is true: it has no way to tell us."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "did not come true in time"
-        if tick is not None:
-            tick()
-        threading.Event().wait(0.01)
 
 
 @pytest.mark.parametrize("tcp", [True, False], ids=["scram over tcp", "unix socket"])
@@ -275,15 +267,10 @@ def test_cancel_ends_a_statement_at_the_server_that_runs_it(
         thread.start()
         with server.connect() as watcher:
             pid = connection.backend_pid
-            wait_for(
-                lambda: (
-                    watcher.execute(
-                        "select from pg_stat_activity where pid = %s and wait_event = 'PgSleep'", [pid]
-                    ).rowcount
-                )
-            )
+            sleeps = "select from pg_stat_activity where pid = %s and wait_event = 'PgSleep'"
+            wait_until(lambda: watcher.execute(sleeps, [pid]).rowcount == 1)
         connection.cancel()
-        thread.join(10)
+        thread.join(60)
         assert caught[0].sqlstate == "57014"
         assert connection.query("select 1 as one") == [{"one": "1"}]
 
@@ -304,21 +291,17 @@ def test_a_terminated_session_is_a_lost_connection(
 
 
 def test_a_stream_whose_walsender_is_terminated_says_who_did_it(tls_server: PostgresServer) -> None:
-    name = tls_server.create_database()
-    try:
-        with (
-            tls_server.connect(name) as other,
-            WireConnection.connect(tls_server.settings(name), replication=True) as wire,
-        ):
-            other.execute("create publication pub for all tables")
-            other.execute("select pg_create_logical_replication_slot('ended', 'pgoutput')")
-            stream = wire.start_replication("ended", EndLsn(0), PLUGIN)
-            other.execute("select pg_terminate_backend(%s, 10000)", [wire.backend_pid])
-            with pytest.raises(ConnectionLost, match="ended the session") as caught:
-                read_until(stream, b"what never comes")
-            assert "57P01" in caught.value.detail
-    finally:
-        tls_server.drop_database(name)
+    with (
+        fresh_database(tls_server) as database,
+        WireConnection.connect(database.settings, replication=True) as wire,
+    ):
+        database.execute("create publication pub for all tables")
+        database.execute("select pg_create_logical_replication_slot('ended', 'pgoutput')")
+        stream = wire.start_replication("ended", EndLsn(0), PLUGIN)
+        database.execute("select pg_terminate_backend(%s, 10000)", [wire.backend_pid])
+        with pytest.raises(ConnectionLost, match="ended the session") as caught:
+            read_until(stream, b"what never comes")
+        assert "57P01" in caught.value.detail
 
 
 @pytest.mark.promise(
@@ -357,7 +340,12 @@ def test_changes_arrive_and_confirm_moves_the_slot(
         read_until(stream, b"a change to find")
         flushed = EndLsn.parse(database.value("select pg_current_wal_flush_lsn()::text"))
         stream.request_reply()
-        wait_for(lambda: stream.last_received >= flushed, lambda: stream.read(0.05))
+
+        def received() -> bool:
+            stream.read(0.05)
+            return stream.last_received >= flushed
+
+        wait_until(received)
         # Received and not confirmed: the slot stands still.
         assert confirmed(database, slot) == before
         stopping = threading.Event()
@@ -369,22 +357,20 @@ def test_changes_arrive_and_confirm_moves_the_slot(
         reader = threading.Thread(target=read)
         reader.start()
         stream.confirm(flushed)
-        wait_for(lambda: confirmed(database, slot) >= flushed)
+        wait_until(lambda: confirmed(database, slot) >= flushed)
         stopping.set()
         stream.wake()
-        reader.join(10)
+        reader.join(60)
         assert not reader.is_alive()
         stream.stop()
 
 
 def test_a_stream_under_tls_brings_everything(tls_server: PostgresServer) -> None:
-    name = tls_server.create_database()
-    with tls_server.connect(name) as connection:
-        connection.execute("create table t (id int primary key, v text); create publication pub for table t")
-        connection.execute("select pg_create_logical_replication_slot('tls_slot', 'pgoutput')")
-        connection.execute("insert into t select i, md5(i::text) from generate_series(1, 50000) i")
-    try:
-        with WireConnection.connect(tls_server.settings(name), replication=True) as wire:
+    with fresh_database(tls_server) as database:
+        database.execute("create table t (id int primary key, v text); create publication pub for table t")
+        database.execute("select pg_create_logical_replication_slot('tls_slot', 'pgoutput')")
+        database.execute("insert into t select i, md5(i::text) from generate_series(1, 50000) i")
+        with WireConnection.connect(database.settings, replication=True) as wire:
             assert uses_tls(wire)
             stream = wire.start_replication("tls_slot", EndLsn(0), PLUGIN)
             received = b""
@@ -393,8 +379,6 @@ def test_a_stream_under_tls_brings_everything(tls_server: PostgresServer) -> Non
                 assert chunk is not None
                 received += chunk.data.tobytes()
             stream.stop()
-    finally:
-        tls_server.drop_database(name)
 
 
 @pytest.mark.invariant(8)

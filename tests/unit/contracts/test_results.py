@@ -92,7 +92,7 @@ def test_a_handle_that_is_kept_may_be_completed_later_from_anywhere() -> None:
         returned.set()
 
     pending = call("test", WriteEventsResult(), method)
-    assert returned.wait(10)
+    assert returned.wait(60)
     assert not pending.done
     kept.pop().done()
     pending.wait()

@@ -89,7 +89,7 @@ def test_a_waiting_reader_wakes_at_the_report_that_satisfies_it() -> None:
     progress = Progress()
     reporter = threading.Thread(target=lambda: progress.position(received=5, confirmed=5, server=5))
     reporter.start()
-    assert progress.wait_for(lambda snapshot: snapshot.confirmed >= 5, timeout=10)
+    assert progress.wait_for(lambda snapshot: snapshot.confirmed >= 5, timeout=60)
     reporter.join()
     assert not progress.wait_for(lambda snapshot: snapshot.confirmed >= 6, timeout=0.01)
 

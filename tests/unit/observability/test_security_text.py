@@ -178,7 +178,7 @@ def on_a_terminal(call: Callable[[], None]) -> bytes:
         os.dup2(saved, 1)
         os.close(saved)
         os.close(theirs)
-        thread.join(10)
+        thread.join(60)
         os.close(ours)
     return b"".join(read)
 

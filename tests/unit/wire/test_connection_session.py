@@ -78,7 +78,7 @@ def serving(script: Script) -> Iterator[ConnectSettings]:
         try:
             peer, _ = listener.accept()
             with peer:
-                peer.settimeout(10)
+                peer.settimeout(60)
                 script(peer)
                 # In order: a close with bytes unread would reset the connection and take the last ones with it. Unless the client
                 # has hung up itself.
@@ -102,10 +102,10 @@ def serving(script: Script) -> Iterator[ConnectSettings]:
             "reader",
             Secret("hunter2"),
             TlsConfig(mode=TlsMode.DISABLE),
-            connect_timeout_seconds=5,
+            connect_timeout_seconds=60,
         )
     finally:
-        thread.join(15)
+        thread.join(60)
         listener.close()
         assert not thread.is_alive()
         assert not failures
@@ -293,7 +293,7 @@ def test_confirm_from_another_thread_is_sent_while_the_reader_waits_and_never_mo
         def confirm() -> None:
             stream.confirm(EndLsn(30))  # before the start
             stream.confirm(EndLsn(90))
-            assert sent.wait(5)
+            assert sent.wait(60)
             stream.confirm(EndLsn(80))  # back
             stream.request_reply()
 
