@@ -128,8 +128,8 @@ def _heading(leg: Leg) -> str:
 def _description(module: str) -> str:
     """The first sentence of its docstring."""
     docstring = ast.get_docstring(ast.parse((SOURCE / module).read_text(encoding="utf-8"))) or ""
-    first, _, _ = " ".join(docstring.partition("\n\n")[0].split()).partition(". ")
-    return first.rstrip(".")
+    opening = " ".join(docstring.partition("\n\n")[0].split())
+    return re.split(r"(?<!\.)\.(?: |$)", opening, maxsplit=1)[0]
 
 
 def _cut(document: str, walk: str) -> tuple[str, str, str]:
