@@ -64,7 +64,7 @@ def test_the_driver_is_killed_in_the_middle_of_the_copy(shop: Database, tmp_path
     with pipeline_process(shop, tmp_path) as run:
         with writing(shop):
             run.start()
-            wait_until(lambda: rows_copied(shop) > 1000, 90, what="the copy to run", still_good=run.still_running)
+            wait_until(lambda: rows_copied(shop) > 1000, 240, what="the copy to run", still_good=run.still_running)
             run.kill()
             run.start()
             run.wait_ready(2, READY_SECONDS)
@@ -84,7 +84,10 @@ def test_the_driver_is_killed_in_the_middle_of_a_group_of_small_tables(database:
     with pipeline_process(database, tmp_path) as run:
         run.start()
         wait_until(
-            lambda: "finished_copy" in run.states(), 90, what="a copy of the group to end", still_good=run.still_running
+            lambda: "finished_copy" in run.states(),
+            240,
+            what="a copy of the group to end",
+            still_good=run.still_running,
         )
         run.kill()
         for name in names:

@@ -33,7 +33,7 @@ class RunningIntoLake(RunningPipeline):
         self.session = session
 
     def wait_ready(self, count: int) -> None:
-        self.wait_states("ready", count, 120)
+        self.wait_states("ready", count, 240)
 
     def assert_equal(self, *tables: TableName | str) -> None:
         lake = open_lake(self.warehouse)

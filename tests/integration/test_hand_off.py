@@ -8,8 +8,8 @@ import pytest
 
 from headwater.config import BatchConfig
 from headwater.contracts.stores import APPLY, WorkerType
+from headwater.engine import hand_off
 from headwater.engine.follow import slot_stream
-from headwater.engine.table_sync import catch_up as sync_follow
 from headwater.engine.table_sync import worker as table_sync
 from headwater.engine.table_sync.catch_up import CatchUp
 from headwater.errors import StoreUnavailable
@@ -101,7 +101,7 @@ def test_busy_tables_of_a_group_are_handed_over_a_few_at_a_time_and_end_equal(da
 def test_a_table_that_leaves_while_its_changes_are_deferred_does_not_block_the_others(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sync_follow, "_PUT_OFF_BYTES", 64 << 10)
+    monkeypatch.setattr(hand_off, "MOST_DEFERRED_BYTES", 64 << 10)
     note = "(select string_agg(md5(i * j || ''), '') from generate_series(1, 50) j)"
     names = ("busy", "gone", "later")
     for name in (*names, "rest"):

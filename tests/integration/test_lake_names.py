@@ -99,8 +99,8 @@ def test_names_with_quotes_spaces_capitals_unicode_and_63_bytes_work_in_a_pipeli
         for name in NAMES:
             assert f"{written(name)}: ready 0/" in said
         wanted = [NAMES[0], NAMES[4], NAMES[6], NAMES[9]]
-        assert "4 tables are copied again now" in headwater("resync", file, *map(written, wanted))
         copied = {name: run.snapshots(name) for name in wanted}
+        assert "4 tables are copied again now" in headwater("resync", file, *map(written, wanted))
         run.wait_for(lambda: all(run.snapshots(name) > count for name, count in copied.items()))
         run.wait_ready(len(NAMES))
         run.assert_equal(*NAMES)
