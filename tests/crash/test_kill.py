@@ -124,7 +124,7 @@ def test_the_jvm_alone_is_killed_and_the_process_says_so_and_exits_1(shop: Datab
             wait_for_changes(shop)
             run.kill_jvm()
             assert run.wait() == 1, run.output
-            assert "the JVM that runs Spark is gone" in run.output
+            assert "the JVM that runs Spark has ended" in run.output
             run.start()
             run.wait_ready(2, READY_SECONDS)
         run.wait_caught_up()

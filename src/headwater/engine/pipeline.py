@@ -34,7 +34,6 @@ from headwater.errors import (
     HeadwaterError,
     Meaning,
     PipelineLocked,
-    SparkLost,
     meaning,
     said_by,
     show_values,
@@ -50,7 +49,7 @@ from headwater.source.rows import source_rows_reader
 from headwater.source.server import ServerFacts, server_facts
 from headwater.source.session import connect
 from headwater.source.slot_errors import LineageLost
-from headwater.spark.errors import jvm_alive
+from headwater.spark.errors import jvm_alive, jvm_lost
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -268,10 +267,8 @@ class Pipeline:
     def _watch(self) -> None:
         """Raise if the run may not go on."""
         if self._spark is not None and not jvm_alive(self._spark):
-            raise SparkLost(
-                "the JVM that runs Spark is gone",
-                detail="lake commits that were under way may or may not have happened",
-                hint="Start the pipeline again; it looks for the watermarks and goes on from there.",
+            raise jvm_lost(
+                "lake commits that were under way may or may not have happened; a new start finds out by their watermarks"
             )
 
     def _fail(self, error: HeadwaterError) -> None:

@@ -32,6 +32,14 @@ def jvm_alive(spark: SparkSession) -> bool:
         return limit_reached(error, "asking the JVM") is not None
 
 
+def jvm_lost(detail: str) -> SparkLost:
+    return SparkLost(
+        "the JVM that runs Spark has ended",
+        detail=detail,
+        hint="Look for an out-of-memory kill in the system's log, raise spark.driver_memory, and start the pipeline again.",
+    )
+
+
 def translate(error: BaseException) -> HeadwaterError:
     """An error of Spark or Py4J as one of ours. A lost JVM is SparkLost; the outcome of commits under way is unknown then."""
     if isinstance(error, HeadwaterError):
@@ -39,11 +47,7 @@ def translate(error: BaseException) -> HeadwaterError:
     if not java_causes(error) and (limit := limit_reached(error, "calling Spark")) is not None:
         return limit
     if is_jvm_lost(error):
-        return SparkLost(
-            "the JVM that runs Spark has ended",
-            detail=_detail(error),
-            hint="Look for an out-of-memory kill in the system's log, raise spark.driver_memory, and start the pipeline again.",
-        )
+        return jvm_lost(_detail(error))
     said = _what_was_said(error)
     ours = found_in(str(error))
     if isinstance(ours, (ConnectError, ConnectionLost)):
