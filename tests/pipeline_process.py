@@ -95,6 +95,12 @@ class PipelineProcess(PipelineFromOutside):
     def output(self) -> str:
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
+    def connect_through(self, port: int, *more_settings: str) -> None:
+        """To the source through a proxy at this port, with more settings of the connection."""
+        lines = "\n".join([f"port = {port}", *more_settings])
+        text = self.settings_file.read_text()
+        self.settings_file.write_text(text.replace(f"port = {self.database.settings.port}", lines))
+
     def start(self, *, stdout: int | None = None, stderr: int | None = None) -> None:
         """With descriptors of a test's own, what is said there is not in `output`."""
         command = [*HEADWATER, "run", *(["-v"] if self._verbose else []), str(self.settings_file)]

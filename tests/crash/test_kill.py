@@ -11,6 +11,7 @@ import pytest
 from headwater.testing.compare import wait_until
 from tests.background_writes import writing_by
 from tests.conftest import Database
+from tests.integration.silent_proxy import silent_proxy
 from tests.pipeline_process import pipeline_process
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(900)]
@@ -49,10 +50,6 @@ def _change(connection: psycopg.Connection[tuple[object, ...]], turn: int) -> No
         connection.execute("update orders set id = id + 1000000 where id = %s", [1_000_000 + turn - 5])
 
 
-def rows_copied(database: Database) -> int:
-    return int(database.value("select coalesce(max(tuples_processed), 0) from pg_stat_progress_copy") or 0)
-
-
 def wait_for_changes(database: Database) -> None:
     before = database.value("select sum(counter) from small")
     wait_until(lambda: database.value("select sum(counter) from small") > before + 1000, 60, what="changes to be made")
@@ -61,11 +58,15 @@ def wait_for_changes(database: Database) -> None:
 @pytest.mark.promise("after a killed driver nothing is lost and nothing written twice")
 @pytest.mark.promise("each state is killed and restarted")
 def test_the_driver_is_killed_in_the_middle_of_the_copy(shop: Database, tmp_path: Path) -> None:
-    with pipeline_process(shop, tmp_path) as run:
+    with pipeline_process(shop, tmp_path) as run, silent_proxy(shop.settings) as proxy:
+        run.connect_through(proxy.port)
+        # Rows have come, and the copy does not end before it is looked at.
+        proxy.silence_at(b'FROM ONLY "public"."orders"', answer_bytes=1 << 20)
         with writing(shop):
             run.start()
-            wait_until(lambda: rows_copied(shop) > 1000, 240, what="the copy to run", still_good=run.still_running)
+            wait_until(proxy.silenced.is_set, 240, what="the copy to run", still_good=run.still_running)
             run.kill()
+            proxy.resume()
             run.start()
             run.wait_ready(2, READY_SECONDS)
         run.wait_caught_up()

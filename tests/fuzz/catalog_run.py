@@ -32,7 +32,6 @@ from tests.fuzz.model import Copy, ModelDestination
 from tests.integration.running_pipeline import RunningPipeline, config, running_pipeline
 
 PUBLICATION = "shop"
-BARRIER_SECONDS = 60.0
 
 _PUBLISHED = """
 select p.schemaname, p.tablename, p.attnames, p.rowfilter from pg_publication_tables p
@@ -150,12 +149,12 @@ class CatalogRun(ABC):
         self.database.execute("select pg_logical_emit_message(true, 'barrier', '')")
         self._wait_judged(position)
         slot, connection = apply_slot_name(self.running.pipeline.config.id), self.database.connection
-        self.running.wait_for(lambda: confirmed_position(connection, slot) >= position, BARRIER_SECONDS)
+        self.running.wait_for(lambda: confirmed_position(connection, slot) >= position)
         self.wait_settled()
 
     def wait_settled(self) -> None:
         """Every table that is published now is ready, or has failed for good."""
-        self.running.wait_for(self._settled, BARRIER_SECONDS)
+        self.running.wait_for(self._settled)
 
     def _wait_judged(self, position: int) -> None:
         progress = self.running.pipeline.progress
@@ -173,7 +172,7 @@ class CatalogRun(ABC):
             self.looks.hurry()
             return condition()
 
-        self.running.wait_for(reached, BARRIER_SECONDS)
+        self.running.wait_for(reached)
 
     def _settled(self) -> bool:
         states = self.running.states()

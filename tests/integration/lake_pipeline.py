@@ -27,13 +27,16 @@ EXTENSIONS = "spark.sql.extensions"
 class RunningIntoLake(RunningPipeline):
     """A pipeline into Iceberg tables, compared by an engine that did not write them."""
 
+    patience_seconds = 240.0
+    """On a busy machine Spark takes tens of seconds for a first job."""
+
     def __init__(self, database: Database, pipeline: Pipeline, warehouse: Path, session: SparkSession) -> None:
         super().__init__(database, pipeline)
         self.warehouse = warehouse
         self.session = session
 
     def wait_ready(self, count: int) -> None:
-        self.wait_states("ready", count, 240)
+        self.wait_states("ready", count)
 
     def assert_equal(self, *tables: TableName | str) -> None:
         lake = open_lake(self.warehouse)

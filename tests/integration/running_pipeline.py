@@ -43,11 +43,14 @@ def sync_slot(database: Database, what: object, pipeline_id: int = 1) -> str:
 class RunningPipeline:
     """A pipeline under test, and what to wait for."""
 
+    patience_seconds = 60.0
+    """How long what must come is waited for, unless a call says otherwise."""
+
     def __init__(self, database: Database, pipeline: Pipeline) -> None:
         self.database = database
         self.pipeline = pipeline
 
-    def wait_states(self, state: str, count: int, timeout: float = 60.0) -> None:
+    def wait_states(self, state: str, count: int, timeout: float | None = None) -> None:
         def reached() -> bool:
             return [table.state for table in self.pipeline.progress.snapshot().tables].count(state) == count
 
@@ -56,17 +59,17 @@ class RunningPipeline:
     def states(self) -> dict[str, str]:
         return self.pipeline.progress.snapshot().states()
 
-    def wait_caught_up(self, timeout: float = 60.0) -> None:
+    def wait_caught_up(self, timeout: float | None = None) -> None:
         position = flush_position(self.database.connection)
         slot = apply_slot_name(self.pipeline.config.id)
         connection = self.database.connection
         assert self._wait(lambda: confirmed_position(connection, slot) >= position, timeout)
 
-    def wait_for(self, condition: Callable[[], bool], timeout: float = 60.0) -> None:
+    def wait_for(self, condition: Callable[[], bool], timeout: float | None = None) -> None:
         assert self._wait(condition, timeout), self.pipeline.progress.snapshot()
 
-    def _wait(self, condition: Callable[[], bool], timeout: float) -> bool:
-        for _ in range(int(timeout / 0.05)):
+    def _wait(self, condition: Callable[[], bool], timeout: float | None) -> bool:
+        for _ in range(int((self.patience_seconds if timeout is None else timeout) / 0.05)):
             if condition():
                 return True
             if self.pipeline.stopped:
@@ -77,7 +80,7 @@ class RunningPipeline:
 
     def stop(self) -> None:
         self.pipeline.shutdown()
-        assert self.pipeline.wait(30)
+        assert self.pipeline.wait(self.patience_seconds)
 
 
 class RunningIntoMemory(RunningPipeline):

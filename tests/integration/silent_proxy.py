@@ -23,6 +23,8 @@ class SilentProxy:
         self._closed = False
         self._marker = b""
         self._passes_marker = True
+        self._answer_bytes = 0
+        self._counted: dict[int, int] = {}
         self._ends: list[socket.socket] = []
         self._count = 0
         self.silenced = threading.Event()
@@ -42,16 +44,17 @@ class SilentProxy:
             self._held = set(range(self._count))
             self._holds_new = new_too
 
-    def silence_at(self, marker: bytes, *, passes: bool = True) -> None:
-        """When a client sends this; the message itself is forwarded or not."""
+    def silence_at(self, marker: bytes, *, passes: bool = True, answer_bytes: int = 0) -> None:
+        """When a client sends this; the message itself is forwarded or not, and so many bytes of what is answered."""
         with self._changed:
-            self._marker, self._passes_marker = marker, passes
+            self._marker, self._passes_marker, self._answer_bytes = marker, passes, answer_bytes
 
     def resume(self) -> None:
         with self._changed:
             self._held.clear()
             self._holds_new = False
             self._marker = b""
+            self._counted.clear()
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -96,19 +99,31 @@ class SilentProxy:
             while data := source.recv(65536):
                 if from_client and self._marker and self._marker in data:
                     passes = self._passes_marker
+                    # Before it is sent: the answer must not be faster.
+                    if self._answer_bytes:
+                        self._counted[number] = self._answer_bytes
                     if passes:
                         sink.sendall(data)
-                    self.silence()
                     self._marker = b""
-                    self.silenced.set()
+                    if not self._answer_bytes:
+                        self._fall_silent()
                     if passes:
                         continue
+                if not from_client and number in self._counted:
+                    self._counted[number] -= len(data)
+                    if self._counted[number] <= 0:
+                        del self._counted[number]
+                        self._fall_silent()
                 if not self._may_pass(number):
                     return
                 sink.sendall(data)
         if self._may_pass(number):
             with suppress(OSError):
                 sink.shutdown(socket.SHUT_WR)
+
+    def _fall_silent(self) -> None:
+        self.silence()
+        self.silenced.set()
 
     def _may_pass(self, number: int) -> bool:
         """Waits while the connection is held. False once the proxy is closed."""

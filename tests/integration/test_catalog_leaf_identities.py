@@ -56,6 +56,7 @@ def test_the_engine_tells_the_changes_of_leaves_with_any_identity_or_refuses_the
 
 @pytest.mark.invariant(13)
 @pytest.mark.xdist_group("in_the_lake")
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("root", "leaf"), CASES)
 def test_a_partitioned_table_is_equal_in_the_lake_or_refused_whatever_identities_its_leaves_have(
     in_the_lake: dict[str, list[str]], root: str, leaf: str

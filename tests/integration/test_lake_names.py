@@ -93,7 +93,7 @@ def test_names_with_quotes_spaces_capitals_unicode_and_63_bytes_work_in_a_pipeli
     with running_into_lake(named, spark, tmp_path, store, publication=PUBLICATION) as run:
         run.wait_ready(len(NAMES))
         change(named)
-        run.wait_caught_up(120)
+        run.wait_caught_up()
         run.assert_equal(*NAMES)
         said = headwater("tables", file)
         for name in NAMES:

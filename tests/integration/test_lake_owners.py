@@ -125,7 +125,7 @@ def test_a_second_database_is_refused_by_the_pipeline_and_resync_with_take_over_
         second.execute(shop + "insert into t values (1, 'second')")
         file = write_settings(second, tmp_path)
         with running_into_lake(second, spark, tmp_path, PostgresStore(second.settings, 1)) as run:
-            run.wait_states("errored", 1, 120)
+            run.wait_states("errored", 1)
             RunningIntoLake(database, run.pipeline, run.warehouse, run.session).assert_equal("t")
             headwater("resync", file, "--take-over", "public.t")
             run.wait_ready(1)

@@ -210,7 +210,7 @@ def test_a_value_the_lake_cannot_hold_is_named_when_the_copy_meets_it(
     database.execute("create publication shop for table days")
     store = MemoryStore()
     with running_into_lake(database, spark, tmp_path, store) as run:
-        run.wait_states("errored", 1, 120)
+        run.wait_states("errored", 1)
         (state,) = store.get_table_states().values()
         assert state.phase is Phase.ERRORED
         assert "day" in state.reason

@@ -90,7 +90,7 @@ def test_a_pipeline_copies_a_table_again_whose_data_file_is_lost_and_mirrors_col
         lose_data_files(run.warehouse, "broken")
         database.execute("update broken set v = 'new' where id = 1; update other set v = 'b'")
         database.execute("insert into reserved values (2, 'g', 8); update reserved set _pos = 10 where _pos = 1")
-        run.wait_caught_up(120)
+        run.wait_caught_up()
         run.wait_ready(3)
         run.assert_equal("broken", "other")
         rows = (

@@ -71,7 +71,7 @@ def wait_out(
 
 
 def go_on(run: RunningIntoLake, caplog: pytest.LogCaptureFixture) -> None:
-    run.wait_caught_up(120)
+    run.wait_caught_up()
     run.wait_for(lambda: run.pipeline.progress.snapshot().waiting is None)
     assert caplog.text.count("writing a batch succeeded after") == 1
     assert set(run.states().values()) == {"ready"}

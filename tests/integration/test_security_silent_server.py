@@ -350,8 +350,7 @@ def test_a_driver_lives_through_silence_in_the_middle_of_a_copy_and_a_sigterm_en
 ) -> None:
     """The executors' sessions are in processes of their own, which know nothing of the pipeline."""
     with pipeline_process(shop, tmp_path) as run:
-        answers = f"port = {proxy.port}\nanswer_timeout_ms = 4000"
-        run.settings_file.write_text(run.settings_file.read_text().replace(f"port = {shop.settings.port}", answers))
+        run.connect_through(proxy.port, "answer_timeout_ms = 4000")
         shop.execute("insert into orders select i, 1 from generate_series(1001, 300000) i")
         proxy.silence_at(b"COPY (SELECT")
         run.start()
@@ -377,8 +376,7 @@ def test_a_sigterm_ends_a_driver_whose_executors_wait_for_a_silent_server(
     shop: Database, proxy: SilentProxy, tmp_path: Path
 ) -> None:
     with pipeline_process(shop, tmp_path) as run:
-        text = run.settings_file.read_text()
-        run.settings_file.write_text(text.replace(f"port = {shop.settings.port}", f"port = {proxy.port}"))
+        run.connect_through(proxy.port)
         shop.execute("insert into orders select i, 1 from generate_series(1001, 300000) i")
         proxy.silence_at(b"COPY (SELECT")
         run.start()
