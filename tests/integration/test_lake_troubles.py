@@ -143,7 +143,7 @@ def test_what_the_lake_lacks_of_recorded_tables_is_reported_at_start(lake: Lake)
     assert lake.destination.furthest_position(ids) == EndLsn(100)
     found = lake.destination.missing_tables(ids)
     wanted: dict[int, tuple[type[HeadwaterError], str]] = {
-        gone.id: (WatermarkError, "is gone"),
+        gone.id: (WatermarkError, "does not exist any more"),
         emptied.id: (WatermarkError, "has no watermark"),
         rolled.id: (WatermarkError, "behind the recorded position"),
         taken.id: (LakeTableTaken, "did not write"),
