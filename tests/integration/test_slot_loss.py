@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from headwater.contracts.stores import APPLY, WorkerType
 from headwater.events import TableRows
 from headwater.lsn import EndLsn
 from headwater.schema.table import ReplicatedTableSchema
+from headwater.source.preflight import check_source
 from headwater.source.slot_errors import OtherServer, SlotInvalidated, SlotMissing
 from headwater.source.slots import apply_slot_name
 from headwater.store.memory import MemoryStore
@@ -96,6 +98,31 @@ def test_a_slot_that_is_dropped_under_a_running_pipeline_is_reported_as_missing(
         with pytest.raises(SlotMissing, match="does not exist") as caught:
             run.pipeline.wait(60)
         assert "headwater resync" in caught.value.hint
+
+
+@pytest.mark.security
+def test_a_slot_that_is_opened_again_is_opened_beside_the_supervising_thread(
+    shop: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that does not answer then must not keep that thread from noticing a stop."""
+    asked: list[str] = []
+
+    def recorded(*arguments: Any, **options: Any) -> Any:
+        asked.append(threading.current_thread().name)
+        return check_source(*arguments, **options)
+
+    monkeypatch.setattr("headwater.engine.pipeline.check_source", recorded)
+    with running(shop, invalidated_slot_behavior=RECREATE) as run:
+        run.wait_states("ready", 1)
+        asked.clear()
+        drop_under_its_reader(shop)
+        run.wait_for(lambda: bool(asked))
+        run.wait_for(lambda: run.destination.copies == ["orders", "orders"])
+        run.wait_states("ready", 1)
+        shop.execute("update orders set counter = counter + 1")
+        run.wait_caught_up()
+        run.assert_equal("orders")
+    assert set(asked) == {"headwater-open"}
 
 
 def drop_under_its_reader(shop: Database) -> None:

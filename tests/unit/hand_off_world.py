@@ -1,7 +1,7 @@
 """A world for the hand-off's own code: a source, a store, a destination, and workers that do what `engine.hand_off` decides.
 
 One step of one worker at a time, in any order, with lost connections and crashes. States, transitions, what a crash leaves, and
-every decision of the two sides are the product's code; a test puts a broken one in its place. What is written here is only
+the decisions of the two sides are the product's code; a test puts a broken one in its place. What is written here is only
 what surrounds them, and the checks.
 """
 
@@ -182,6 +182,14 @@ class World:
             self._begin()
 
     def _begin(self) -> None:
+        end, tables = self._seal()
+        confirm = self.apply.sealed(end, has_changes=any(tables.values()))
+        if confirm is not None:
+            self.apply.confirmed(confirm)
+        else:
+            self.write = Write(tables)
+
+    def _seal(self) -> tuple[EndLsn, dict[TableId, list[Change]]]:
         tables: dict[TableId, list[Change]] = {}
         for table in TABLES:
             from_lsn = self.apply.owned_from(self.states[table])
@@ -189,11 +197,16 @@ class World:
                 owned = [tx for tx in self.decoder if tx.commit.at_or_past(from_lsn)]
                 tables[table] = [change for tx in owned for change in tx.changes(table)]
         end, self.decoder = self.decoder[-1].end, []
-        confirm = self.apply.sealed(end, has_changes=any(tables.values()))
-        if confirm is not None:
-            self.apply.confirmed(confirm)
-        else:
-            self.write = Write(tables)
+        return end, tables
+
+    def apply_read_on(self, n: int) -> None:
+        """The destination waits for what follows the batch: it is added to the batch."""
+        if self.write is None or self.write.is_written or not self.decoder or not self.apply.may_extend(self.states):
+            return
+        end, tables = self._seal()
+        for table, changes in tables.items():
+            self.write.tables.setdefault(table, []).extend(changes)
+        self.apply.sealed(end, has_changes=True)
 
     def apply_write(self, n: int) -> None:
         """The destination writes; now and then it fails one table, which is recorded before progress is."""
@@ -240,9 +253,11 @@ class World:
         may = self.apply.may_answer(needed)
         if may is MayAnswer.FOLLOW_AGAIN:
             self._end_write()
-            self._record(self.positions.confirmed)
             self._connect()
         elif may is MayAnswer.YES:
+            position = self.apply.to_record_before_answering(needed)
+            if position is not None:
+                self._record(position)
             for table in asking:
                 self.move(table, self.apply.answer(), Actor.APPLY)
 
@@ -301,7 +316,7 @@ class World:
         taken = self.log[first : first + 1 + n % 2]
         for table in sync.hand_off.tables:
             sync.unwritten.setdefault(table, []).extend(tx for tx in taken if tx.counts.get(table))
-        sync.hand_off.sealed([table for table, waiting in sync.unwritten.items() if waiting])
+        sync.hand_off.deferring([table for table, waiting in sync.unwritten.items() if waiting])
         sync.hand_off.advanced(taken[-1].end if taken else EndLsn(self.wal))
         self._write_out(sync)
         self._sync_confirm(sync)
@@ -402,6 +417,7 @@ ACTIONS = (
     "commit",
     "apply_read",
     "apply_begin",
+    "apply_read_on",
     "apply_write",
     "apply_record",
     "apply_confirm",

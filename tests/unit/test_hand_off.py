@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.engine.hand_off import ApplyHandOff, MayAnswer, Positions, States, TableSyncHandOff, TakeOver
+from headwater.engine.hand_off import (
+    FAR_BYTES,
+    LOOKS_WITHOUT_COMING_NEARER,
+    ApplyHandOff,
+    MayAnswer,
+    Positions,
+    States,
+    TableSyncHandOff,
+    TakeOver,
+)
 from headwater.errors import StateError
 from headwater.lsn import EndLsn
 from headwater.schema.table import TableId
@@ -103,11 +112,25 @@ class GoesOnDuringCatchup(ApplyHandOff):
         return self._batch is None
 
 
+class ReadsOnDuringCatchup(ApplyHandOff):
+    """What follows a batch is sealed without the changes of a table that is handed over before where that ends."""
+
+    def may_extend(self, states: States) -> bool:
+        return self._batch is not None
+
+
 class AnswersOnAnOldStream(ApplyHandOff):
     """The server's session does not send the changes of a partition that is published in another way since it began."""
 
     def may_answer(self, stream_needed_from: EndLsn) -> MayAnswer:
         return MayAnswer.YES
+
+
+class AnswersWithoutARecord(ApplyHandOff):
+    """The next run begins its stream where progress is on record, which is before what the table needs."""
+
+    def to_record_before_answering(self, stream_needed_from: EndLsn) -> EndLsn | None:
+        return None
 
 
 class ConfirmsBeforeWriting(ApplyHandOff):
@@ -215,7 +238,9 @@ BROKEN = {
             ReadyBeforeRecorded,
             CatchupAtTheConfirmedPosition,
             GoesOnDuringCatchup,
+            ReadsOnDuringCatchup,
             AnswersOnAnOldStream,
+            AnswersWithoutARecord,
             ConfirmsBeforeWriting,
             RecordsBeforeWriting,
             RecordsPastAFailedBatch,
@@ -251,3 +276,24 @@ def test_a_broken_rule_is_caught(broken: Rules) -> None:
 def play_many(rules: Rules) -> None:
     for seed in range(3000):
         play(rules, seeded(seed))
+
+
+def test_a_worker_that_is_far_away_asks_only_if_it_does_not_come_nearer() -> None:
+    """All other tables wait until it has written everything up to where the apply worker is."""
+    far = 10 << 30
+    nearing = TableSyncHandOff([TABLES[0]], Positions.at(EndLsn(1)))
+    distances = [int(far * 0.97**look) for look in range(300)]
+    asks = next(distance for distance in distances if nearing.may_ask(distance, gaining=True))
+    assert asks < FAR_BYTES
+    stuck = TableSyncHandOff([TABLES[0]], Positions.at(EndLsn(1)))
+    looks = next(look for look in range(1000) if stuck.may_ask(far, gaining=True))
+    assert looks >= LOOKS_WITHOUT_COMING_NEARER
+
+
+def test_a_table_that_waits_for_a_value_does_not_ask_as_the_next_of_a_group() -> None:
+    hand_off = TableSyncHandOff([TABLES[0]], Positions.at(EndLsn(1)))
+    hand_off.deferring([TABLES[0]])
+    hand_off.wrote(EndLsn(5), [TABLES[0]], reads_on_until=EndLsn(9))
+    assert not hand_off.may_ask_next(1)
+    hand_off.wrote(EndLsn(9), [TABLES[0]])
+    assert hand_off.may_ask_next(1)

@@ -54,8 +54,8 @@ LEGS = {
     ),
 }
 BY_THE_CLOCK = {
-    COPY: "headwater-(memory|heartbeat|lock|display|pipeline-.*|standard-.*)",
-    UPDATE: "headwater-(memory|heartbeat|lock|display|pipeline-.*|standard-.*|tables)",
+    COPY: "headwater-(memory|heartbeat|lock|jvm|display|pipeline-.*|standard-.*)",
+    UPDATE: "headwater-(memory|heartbeat|lock|jvm|display|pipeline-.*|standard-.*|tables)",
 }
 """Threads that do the same at the same times whether the row comes or not: they are no part of its walk."""
 

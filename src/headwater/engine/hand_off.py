@@ -1,4 +1,5 @@
-"""The hand-off of a table from its copy to the apply worker: every decision about it. No I/O, no clock, no thread.
+"""The hand-off of a table from its copy to the apply worker: who owns which change, and what may be sealed, recorded, confirmed.
+No I/O, no clock, no thread.
 
 Theory of operation. While a table is copied, two slots send its changes: the table sync worker's own, and the pipeline's. Each
 change must be written from exactly one of them.
@@ -9,7 +10,7 @@ change must be written from exactly one of them.
     follows its slot: writes, records, confirms
     is close to the server's position: SyncWait
                                                    has begun a batch, or has none to begin: Catchup(p), p = what it has
-                                                   sealed; begins no batch while a table is in Catchup
+                                                   sealed; seals nothing more while a table is in Catchup
     has written all up to p: SyncDone(d), d >= p
                                                    writes the table's transactions from d on
                                                    has confirmed d: records its progress, then Ready
@@ -19,6 +20,8 @@ Positions and what depends on them (`Positions` names them):
 - A transaction is the apply worker's if its commit LSN is at or past d. A commit record may begin exactly at d.
 - p is the sealed position, not the confirmed one: the batch that is being written lies between the two, and was sealed without
   the table's changes.
+- While a table is in Catchup, the apply worker seals nothing: neither a batch, nor what follows a batch that is read on. It
+  would leave out the table's changes beyond d, and d is not known yet.
 - d is where the table sync worker is when it hands over. It is at least p, and at least all that it has ever written: after a
   lost connection its slot sends changes again that it has written, and handed over in the middle of those they would be
   written by both.
@@ -48,20 +51,25 @@ CLOSE_BYTES = 1 << 20
 """So near to the server's position, the rest is a matter of milliseconds."""
 STILL_GAINING = 0.7
 """Under steady traffic the distance shrinks to what is committed during one write, and no further: then it is time to ask."""
+FAR_BYTES = 128 << 20
+"""Further away than this, all other tables would wait for long. The worker asks from there only if it does not come nearer."""
+COMES_NEARER = 0.98
+LOOKS_WITHOUT_COMING_NEARER = 20
 MOST_DEFERRED_BYTES = 16 << 20
 """With more than this deferred, the last write of the tables that follow would take long."""
 
 
 @dataclass(slots=True)
 class Positions:
-    """How far the follower of a slot is. Each is the end of a transaction, or a position without one of ours before it."""
+    """How far the follower of a slot is. Each is the end of a transaction, or a position up to which nothing of ours is left."""
 
     received: EndLsn
     """The server has sent everything up to here."""
     sealed: EndLsn
     """Everything before it is in a batch, or is no change of this follower's tables."""
     written: EndLsn
-    """The end of the newest batch that the destination has made durable. May be past `sealed` after a lost connection."""
+    """The end of the newest batch that the destination was given whole, or but for tables that are deferred. May be past `sealed`
+    after a lost connection."""
     recorded: EndLsn
     """The newest progress that was recorded in this run."""
     confirmed: EndLsn
@@ -130,6 +138,10 @@ class ApplyHandOff:
     def may_begin(self, states: States) -> bool:
         return self._batch is None and not in_phase(states, Phase.CATCHUP)
 
+    def may_extend(self, states: States) -> bool:
+        """Whether what followed the batch under way may be sealed and added to it."""
+        return self._batch is not None and not in_phase(states, Phase.CATCHUP)
+
     def may_begin_last(self, states: States) -> bool:
         """At an orderly stop. Behind a batch that was not written, nothing may be recorded."""
         return self.may_begin(states) and self.positions.sealed <= self.positions.confirmed
@@ -190,6 +202,12 @@ class ApplyHandOff:
             return MayAnswer.YES
         return MayAnswer.FOLLOW_AGAIN if self.positions.confirmed >= stream_needed_from else MayAnswer.NOT_YET
 
+    def to_record_before_answering(self, stream_needed_from: EndLsn) -> EndLsn | None:
+        """The next run must not begin its stream before that position either, and it begins where progress is on record."""
+        if stream_needed_from == ZERO or self.positions.recorded >= stream_needed_from:
+            return None
+        return self.positions.confirmed
+
     def answer(self) -> TableState:
         return catchup(self.positions.sealed)
 
@@ -218,7 +236,8 @@ class TableSyncHandOff:
         """Those with changes that were sealed and not written."""
         self._busy: set[TableId] = set()
         self._reads_on_until = ZERO
-        self._distance = math.inf
+        self._distance = self._nearest = math.inf
+        self._looks_without_coming_nearer = 0
 
     def keep(self, tables: Collection[TableId]) -> None:
         """The other tables are no longer the worker's: handed over, failed, or stopped."""
@@ -231,11 +250,24 @@ class TableSyncHandOff:
     def may_ask(self, distance_bytes: int, *, gaining: bool) -> bool:
         """Whether the worker is close enough to the server's position. `gaining`: it has just come further."""
         before, self._distance = self._distance, distance_bytes
-        return distance_bytes < CLOSE_BYTES or (gaining and distance_bytes > before * STILL_GAINING)
+        if distance_bytes < CLOSE_BYTES:
+            return True
+        if not gaining or distance_bytes <= before * STILL_GAINING:
+            return False
+        return distance_bytes < FAR_BYTES or self._comes_no_nearer(distance_bytes)
+
+    def _comes_no_nearer(self, distance_bytes: int) -> bool:
+        if distance_bytes < self._nearest * COMES_NEARER:
+            self._nearest, self._looks_without_coming_nearer = distance_bytes, 0
+            return False
+        self._looks_without_coming_nearer += 1
+        return self._looks_without_coming_nearer >= LOOKS_WITHOUT_COMING_NEARER
 
     def may_ask_next(self, deferred_bytes: int) -> bool:
         """For the next tables of a group: what was deferred is written with what comes until it is their turn."""
-        return not self.asked and bool(self.deferred) and deferred_bytes <= MOST_DEFERRED_BYTES
+        if self.asked or self._reads_on_until != ZERO:
+            return False
+        return bool(self.deferred) and deferred_bytes <= MOST_DEFERRED_BYTES
 
     def ask(self, states: States, written_at_once: int) -> set[TableId]:
         """The tables to ask for: all, as long as no other table's changes would wait; else first those without changes, then as
@@ -266,7 +298,7 @@ class TableSyncHandOff:
         """Whether more has to be read before anything is written: for a value that was read from the source."""
         return whole_until < self._reads_on_until
 
-    def sealed(self, deferred: Collection[TableId]) -> None:
+    def deferring(self, deferred: Collection[TableId]) -> None:
         """A batch was sealed; these tables have changes now that are not written."""
         self.deferred = set(deferred) & self.tables
         self._busy = set(self.deferred)
@@ -309,4 +341,5 @@ class TableSyncHandOff:
         self.positions.connected(self.positions.confirmed)
         self.deferred.clear()
         self._reads_on_until = ZERO
-        self._distance = math.inf
+        self._distance = self._nearest = math.inf
+        self._looks_without_coming_nearer = 0

@@ -1,7 +1,7 @@
 """The pipeline: what a user starts, waits for and shuts down.
 
-One thread supervises: it watches the JVM and every worker, and ends the run in order. It waits for no server: what asks one
-(the catalog and the table sync workers to start, the heartbeat, the lock) has a thread of its own.
+One thread supervises: it starts every worker, and ends the run in order. It waits for no server and for no JVM: what asks one
+(the catalog and the table sync workers to start, the heartbeat, the lock, the JVM, another opening) has a thread of its own.
 One run of a pipeline at a time, by a session advisory lock held for the whole run (invariant 6).
 """
 
@@ -28,7 +28,13 @@ from headwater.engine.stop import Stop
 from headwater.engine.supervise.destination_look import look_at_destination
 from headwater.engine.supervise.resume import PipelineSlot, settle_states
 from headwater.engine.supervise.round import Facilities, Round, decoders
-from headwater.engine.supervise.side_thread import SideThread, aside
+from headwater.engine.supervise.side_thread import (
+    LEAVE_SECONDS,
+    SideThread,
+    aside,
+    join_if_started,
+    start_when_possible,
+)
 from headwater.engine.table_states import TableStates
 from headwater.errors import (
     HeadwaterError,
@@ -57,6 +63,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LEAVE_SECONDS = 0.25
+_JVM_SECONDS = 2.0
+"""How long an end waits for the last look at the JVM, which may not answer."""
 
 
 class Pipeline:
@@ -216,10 +224,14 @@ class Pipeline:
         verifying = SideThread(
             "headwater-lock", self._verify_lock, lambda: closing.wait(VERIFY_SECONDS), closing, self._part_failed
         )
+        watching = SideThread(
+            "headwater-jvm", self._watch, lambda: closing.wait(VERIFY_SECONDS), closing, self._part_failed
+        )
         verifying.start()
+        watching.start()
         try:
             while round is not None:
-                round.run(self._watch, lambda: self._error)
+                round.run(lambda: self._error)
                 self._await_destination(round)
                 round = self._open_again()
         except Exception as error:
@@ -228,6 +240,7 @@ class Pipeline:
             try:
                 closing.set()
                 verifying.join()
+                watching.join(_JVM_SECONDS)
                 self._close()
             finally:
                 self._ended.set()
@@ -236,7 +249,6 @@ class Pipeline:
         """Before another round: there is one call for a table at a time, and what lands late would undo the new copy."""
         while self._lost is not None and not self._stop.is_set() and round.in_destination:
             self.progress.waiting("the destination to leave the copies that were under way")
-            self._watch()
             self._stop.wait(_LEAVE_SECONDS)
         self.progress.waiting(None)
 
@@ -251,9 +263,22 @@ class Pipeline:
             self._lock.require(self._stop)
             return self._open()
 
-        round = retrying("opening the slot again", open_again, progress=self.progress, pause=self._pause)
+        opened: list[Round | None] = []
+
+        def work() -> None:
+            try:
+                opened.append(retrying("opening the slot again", open_again, progress=self.progress, pause=self._pause))
+            except Exception as error:
+                self._part_failed(error)
+
+        thread = threading.Thread(target=work, name="headwater-open", daemon=True)
+        start_when_possible(thread, self._stop)
+        while not join_if_started(thread, _LEAVE_SECONDS):
+            if self._stop.is_set():
+                join_if_started(thread, LEAVE_SECONDS)
+                break
         self._lost = None
-        return round
+        return opened[0] if opened else None
 
     def _pause(self, seconds: float) -> None:
         self._stop.wait(seconds)

@@ -155,7 +155,13 @@ class ApplyWorker:
 
     def _settle_and_disconnect(self) -> None:
         """Let the batch under way end; the slot is then followed again from what is confirmed."""
-        self._await_write()
+        try:
+            self._await_write()
+        except HeadwaterError as error:
+            # It was written, and could not be confirmed: it comes again, as what is not confirmed always does.
+            if not passes(error):
+                raise
+            log.info("the batch under way was not confirmed: %s", error.summary)
         self._follower.disconnect()
 
     def _wait_to_reconnect(self, error: HeadwaterError) -> None:
@@ -264,6 +270,8 @@ class ApplyWorker:
             return
         batch, reads = self._writer.waiting
         with self._table_states.deciding:
+            if not self._hand_off.may_extend(self._table_states.all()):
+                return  # until the tables in Catchup are handed over
             followed = self._cut()
             joined = batch if followed is None else batch.then(followed)
             joined = joined.without(
@@ -312,6 +320,8 @@ class ApplyWorker:
             self._internal_errors = 0
             self._follow_attempts.succeeded()
             self._follower.confirm(position)
+        else:
+            self._hand_off.confirmed(position)
         self._report()
 
     def _confirm_idle(self) -> None:
@@ -341,7 +351,9 @@ class ApplyWorker:
             return
         with table_states.deciding:
             asking = table_states.in_phase(Phase.SYNC_WAIT)
-            if self._hand_off.may_answer(table_states.stream_needed_from(asking)) is MayAnswer.YES:
+            needed = table_states.stream_needed_from(asking)
+            is_recorded = self._hand_off.to_record_before_answering(needed) is None
+            if is_recorded and self._hand_off.may_answer(needed) is MayAnswer.YES:
                 # Their workers may fail at this very moment: a table in Catchup without a worker would hold up all others.
                 table_states.move_all(dict.fromkeys(asking, self._hand_off.answer()), Actor.APPLY, only_from=asking)
             self._pause.look(table_states.all(), due=False)
@@ -350,17 +362,17 @@ class ApplyWorker:
         """Whether the stream began late enough for the tables that ask; if not, it is begun again as soon as it may be."""
         answer = self._hand_off.may_answer(needed)
         if answer is MayAnswer.FOLLOW_AGAIN:
-            log.info("following the slot again from %s: what a partition is published as was changed", needed)
+            log.info("following the slot again: what a partition is published as was changed at %s", needed)
             self._await_write()
-            # The next run must not begin before it either.
-            self._record.progress(self._positions.confirmed)
             self._follower.disconnect()
         elif answer is MayAnswer.NOT_YET:
             self._follower.ask_position()
+        elif (position := self._hand_off.to_record_before_answering(needed)) is not None:
+            self._record.progress(position)
         return answer is MayAnswer.YES
 
     def _take_over(self) -> None:
-        """Tables whose copy has come as far as we have."""
+        """Take over the tables in SyncDone that are confirmed up to where their copies were handed over."""
         with self._table_states.deciding:
             states = self._table_states.all()
             self._pause.look(states, due=not self._writer.is_busy and self._is_due())

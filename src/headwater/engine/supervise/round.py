@@ -123,18 +123,15 @@ class Round:
     def stop(self) -> None:
         self._guard.stop.set()
 
-    def run(self, look: Callable[[], None], error: Callable[[], HeadwaterError | None]) -> None:
-        """Until the round is stopped. `look` is called every second, and raises to end it; `error` is what has ended the run."""
+    def run(self, error: Callable[[], HeadwaterError | None]) -> None:
+        """Until the round is stopped. `error` is what has ended the run, if something has."""
         apply_thread = threading.Thread(target=self._apply, name="headwater-apply", daemon=True)
         sides = self._sides()
         start_when_possible(apply_thread, self._guard.stop)
         for side in sides:
             side.start()
         try:
-            while not self._guard.stop.wait(VERIFY_SECONDS):
-                look()
-        except Exception as found:
-            self._failed(found)
+            self._guard.stop.wait()
         finally:
             self.stop()
             self._worker.wake()

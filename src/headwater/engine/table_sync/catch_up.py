@@ -249,7 +249,7 @@ class CatchUp:
             # A large transaction lies on disk: put together with others, it would come into memory.
             self._write_out(alone=True)
         self._deferred = batch if self._deferred is None else self._deferred.then(batch)
-        self._hand_off.sealed(self._deferred.tables)
+        self._hand_off.deferring(self._deferred.tables)
 
     def _write_out(self, *, alone: bool = False) -> None:
         """Make durable what there is of the tables that are written now; the rest is deferred. `alone`: of all tables, and
