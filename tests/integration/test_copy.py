@@ -184,7 +184,7 @@ def test_a_range_that_queues_behind_a_rewrite_ends_the_copy_instead_of_waiting_f
             thread = threading.Thread(target=rewriting.execute, args=("ALTER TABLE t ADD v int DEFAULT 7",))
             thread.start()
             wait_until_blocked(database, rewriting, snapshot)
-            with pytest.raises(SourceError, match=r"ACCESS EXCLUSIVE lock on public\.t") as caught:
+            with pytest.raises(SourceError, match=r"waiting for an ACCESS EXCLUSIVE lock on public\.t") as caught:
                 read(snapshot, "public.t")
             assert caught.value.retry is Retry.TIMED
         thread.join()

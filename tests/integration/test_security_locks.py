@@ -358,6 +358,7 @@ def test_counting_keys_does_not_queue_behind_a_session_that_waits_for_the_copys_
     migration.join()
 
 
+@pytest.mark.versions
 def test_a_snapshot_of_several_tables_waits_for_none_while_it_holds_another(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

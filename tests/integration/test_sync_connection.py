@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -200,17 +201,25 @@ def test_a_worker_that_waits_to_connect_again_connects_as_soon_as_it_is_waited_f
 def test_a_slot_that_a_lost_session_still_holds_is_no_error_of_the_table(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The other session comes first.
-    monkeypatch.setattr(retry, "FIRST_SECONDS", 4.0)
+    is_taken = threading.Event()
+
+    class ConnectsAfterwards:
+        @staticmethod
+        def connect(settings: ConnectSettings, **options: Any) -> WireConnection:
+            assert is_taken.wait(60)
+            return WireConnection.connect(settings, **options)
+
     destination = BlockingDestination("first")
     with running(database, destination) as run:
         wait_for_hand_off_request(database, run, destination)
+        monkeypatch.setattr(sync_slot_module, "WireConnection", ConnectsAfterwards)
         slot = second_slot(database)
         settings = replace(database.settings, application_name=slot)
         with WireConnection.connect(settings, replication=True) as stale:
             end_session(database, run, slot)
             options = StreamOptions("shop", True, 10.0).for_server()
             stale.start_replication(slot, ZERO, options, status_interval_seconds=10.0)
+            is_taken.set()
             destination.allow("first", 100)
             run.wait_for(lambda: run.states()["public.second"] in ("init", "errored"))
             assert run.states()["public.second"] == "init"
